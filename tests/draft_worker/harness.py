@@ -13,6 +13,12 @@ from betoken.engine.sampling import SamplingParams
 from betoken.rpc.fast_wake import FastWake
 
 
+def request(core, sequence_id, num_tokens, *fields, **named):
+    """Request for a draft after all committed ids; an unknown sequence has none."""
+    entry = core._sequences.get((1, sequence_id))
+    return RequestDraft((1, sequence_id), *(entry.tip if entry else (1, 0)), num_tokens, *fields, **named)
+
+
 class RecordingSink:
     def __init__(self):
         self.answers, self.failures, self.load, self.pendings = [], {}, None, []
@@ -78,12 +84,12 @@ class Bench:
         """Draft blocks by sequence id, all asked for at once."""
         self.sink.answers.clear()
         for sequence_id in sequence_ids:
-            self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns()))
+            self.core.apply(request(self.core, sequence_id, num_tokens, time.perf_counter_ns()))
         for _ in range(200):
             if not self.core.has_work:
                 break
             self.core.step()
             self.core.check_integrity()
-            for kv in getattr(self.core._drafters.get("model"), "_caches", {}).values():
+            for kv in getattr(self.core.host._drafters.get("model"), "_caches", {}).values():
                 assert self.runner.held_ids(kv.page_ids, len(kv.kv_ids)) == kv.kv_ids
         return {answer.key[1]: answer.drafted.draft_ids for answer in self.sink.answers}

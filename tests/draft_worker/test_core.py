@@ -23,7 +23,7 @@ from betoken.drafters.model import drafter as model_drafter
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.rpc.link import sequence_table
 from betoken.rpc.link.commands import Close, CloseLink
-from tests.draft_worker.harness import Bench
+from tests.draft_worker.harness import Bench, request
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_faults_are_typed(bench):
     bench.open(4, [1], "model", typo="1")
     bench.open(5, [1])
     bench.core.apply(Commit((1, 5), 7, [1]))
-    bench.core.apply(RequestDraft((1, 6), 4, 0))
+    bench.core.apply(request(bench.core, 6, 4, 0))
     failures = bench.sink.failures
     for sequence_id in (1, 2, 3, 4):
         assert isinstance(failures[(1, sequence_id)], InvalidArgumentError)
@@ -293,10 +293,10 @@ def test_terms_reach_the_drafter_unless_tokens_depend_on_the_draft(bench, draft_
     bench.open(1, [1, 2, 3], "ngram")
     entry = bench.core._sequences[(1, 1)].sequence
     entry.draft_affects_output = draft_affects_output
-    bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5)))
+    bench.core.apply(request(bench.core, 1, 4, time.perf_counter_ns(), terms=DraftTerms(9, 0.5)))
     assert entry.terms == (None if draft_affects_output else DraftTerms(9, 0.5))
     bench.core.step()
-    bench.core.apply(RequestDraft((1, 1), 4, time.perf_counter_ns()))
+    bench.core.apply(request(bench.core, 1, 4, time.perf_counter_ns()))
     assert entry.terms is None, "they are the last request's"
 
 
@@ -305,3 +305,26 @@ def test_a_certain_draft_may_have_a_whole_probability(prob, is_number):
     drafted = Drafted(Mock(), [4], draft_probs=[SparseProbs([4], [prob])])
     with nullcontext() if is_number else pytest.raises(ValueError, match="not all are numbers"):
         drafted.check()
+
+
+@pytest.mark.parametrize("key", [(4, 3), (3, 2)])
+def test_a_draft_request_for_another_text_is_rejected_by_length_and_id(bench, key):
+    bench.open(1, [1, 2, 3])
+    bench.core.apply(RequestDraft((1, 1), *key, 4, 0))
+    error = bench.sink.failures[(1, 1)]
+    assert isinstance(error, FailedPreconditionError) and f"request.base_length = {key[0]}" in str(error)
+    assert f"request.next_id = {key[1]}: must be 3 and 3" in str(error)
+
+
+def test_a_commit_during_a_draft_request_is_taken_and_both_requests_are_answered(bench):
+    bench.open(1, [1, 2, 3])
+    bench.core.apply(request(bench.core, 1, 2, 0))
+    bench.core.apply(Commit((1, 1), 3, [7]))
+    bench.core.apply(request(bench.core, 1, 2, 0))
+    while bench.core.has_work:
+        bench.core.step()
+    drafts = {answer.request.key: answer.drafted.draft_ids for answer in bench.sink.answers}
+    assert drafts == {
+        (3, 3): bench.runner.complete([1, 2, 3], 2),
+        (4, 7): bench.runner.complete([1, 2, 3, 7], 2),
+    }

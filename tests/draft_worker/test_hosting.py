@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.release import how_to_install
-from betoken.draft_worker.commands import Open, RequestDraft
+from betoken.draft_worker.commands import Open
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftResults
 from betoken.draft_worker.hosting import load_drafters
@@ -22,7 +22,7 @@ from betoken.engine.weights import checkpoint
 from betoken.rpc.link.commands import CloseLink
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
-from tests.draft_worker.harness import RecordingSink
+from tests.draft_worker.harness import RecordingSink, request
 from tests.engine.tiny import save_tiny
 from tests.router.harness import byte_tokenizer_json
 
@@ -52,7 +52,7 @@ def test_all_drafters_work_side_by_side(tiny, tmp_path):
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     for index, name in enumerate(ALL):
         core.apply(Open((1, index), params, (5, 6, 7, 8, 5, 6), (), 100, name))
-        core.apply(RequestDraft((1, index), 4, 0))
+        core.apply(request(core, index, 4, 0))
     while core.has_work:
         core.step()
         core.check_integrity()

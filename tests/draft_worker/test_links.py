@@ -4,6 +4,7 @@ import asyncio
 import json
 import tracemalloc
 from contextlib import suppress
+from unittest.mock import Mock
 
 import grpc
 import numpy
@@ -12,10 +13,11 @@ import pytest
 from betoken.common import names
 from betoken.common.errors import InvalidArgumentError, from_link_error, to_link_error
 from betoken.draft_worker import service
-from betoken.draft_worker.core import DraftAnswer, DraftCore
+from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.host.hosted import Answer, HostedSequence, Request
 from betoken.drafters.lookahead.settings import LookaheadSettings
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter
@@ -83,6 +85,10 @@ async def test_a_sequences_span_names_its_worker(link, exported):
     assert (attributes[names.WORKER_ROLE], attributes[names.WORKER_ID]) == ("draft", "w2")
 
 
+def draft_request(sequence_id, ids=PROMPT, num_tokens=3):
+    return DraftRequest(sequence_id=sequence_id, base_length=len(ids), next_id=ids[-1], num_tokens=num_tokens)
+
+
 async def read_until(call, found):
     async with asyncio.timeout(20):
         while True:
@@ -93,7 +99,7 @@ async def read_until(call, found):
 
 async def test_drafts_carry_their_source_and_follow_commits(link):
     call, runner = link
-    requests = [DraftRequest(sequence_id=n, num_tokens=3) for n in (1, 2)]
+    requests = [draft_request(n) for n in (1, 2)]
     await call.write(DraftLinkRequest(opens=[opening(1, "model"), opening(2, "ngram")], requests=requests))
     blocks = {}
     while len(blocks) < 2:
@@ -106,8 +112,9 @@ async def test_drafts_carry_their_source_and_follow_commits(link):
     assert blocks[1].base_length == len(PROMPT)
 
     commits = [Commit(sequence_id=1, base_length=6, ids=[9])]
-    await call.write(DraftLinkRequest(requests=requests[:1], commits=commits))
+    await call.write(DraftLinkRequest(requests=[draft_request(1, [*PROMPT, 9])], commits=commits))
     frame = await read_until(call, lambda frame: frame.blocks)
+    assert (frame.blocks[0].base_length, frame.blocks[0].next_id) == (7, 9)
     assert list(frame.blocks[0].ids) == runner.complete([*PROMPT, 9], 3)
 
 
@@ -120,7 +127,7 @@ async def test_a_sequence_longer_than_the_worker_takes_is_refused_by_name_and_ot
     for entry in (long, growing, whole):
         entry.max_length = 100_000  # how long it may become says the target
     commits = [Commit(sequence_id=2, base_length=len(PROMPT), ids=[1] * (MAX_CONTEXT + 1 - len(PROMPT)))]
-    requests = [DraftRequest(sequence_id=3, num_tokens=3)]
+    requests = [draft_request(3, [1] * MAX_CONTEXT)]
     await call.write(DraftLinkRequest(opens=[long, growing, whole], commits=commits, requests=requests))
     errors, blocks = {}, []
     async with asyncio.timeout(20):
@@ -159,7 +166,7 @@ async def test_only_rejection_above_temperature_0_gets_distributions(link):
     for entry, mode, temperature in zip(opens, (2, 2, 3), (1.0, 0.0, 1.0), strict=True):
         entry.mode = mode
         entry.sampling.CopyFrom(SamplingParams(temperature=temperature, seed=5))
-    requests = [DraftRequest(sequence_id=n, num_tokens=3) for n in (1, 2, 3)]
+    requests = [draft_request(n) for n in (1, 2, 3)]
     await call.write(DraftLinkRequest(opens=opens, requests=requests))
     blocks = {}
     while len(blocks) < 3:
@@ -177,7 +184,7 @@ async def test_only_rejection_above_temperature_0_gets_distributions(link):
         ("drafter.settings.max_ngram", {"opens": [opening(7, "ngram", max_ngram="x")]}),
         (
             "request.num_tokens",
-            {"opens": [opening(7, "ngram")], "requests": [DraftRequest(sequence_id=7, num_tokens=9)]},
+            {"opens": [opening(7, "ngram")], "requests": [draft_request(7, num_tokens=9)]},
         ),
     ],
 )
@@ -215,13 +222,14 @@ def test_an_empty_draft_may_come_in_arrays():
     sequence = DraftSequence((1, 7), EngineSampling(), PROMPT, [], 100)
     drafted = Drafted(sequence, [], parents=nothing, sources=nothing)
     drafted.check()
-    results.drafted([DraftAnswer((1, 7), 6, drafted, "model", 0, 0)], lambda: WorkerLoad(1, 0, 0, 0))
+    hosted = HostedSequence(sequence, "model", Mock())
+    results.drafted([Answer(hosted, Request(3, 3), drafted, nothing, 0)], lambda: WorkerLoad(1, 0, 0, 0))
     assert [list(block.ids) for block in Recorder.frames[0].blocks] == [[]]
 
 
 async def test_closing_frees_the_pages(link):
     call, _ = link
-    requests = [DraftRequest(sequence_id=1, num_tokens=3)]
+    requests = [draft_request(1)]
     await call.write(DraftLinkRequest(opens=[opening(1, "model")], requests=requests))
     frame = await read_until(call, lambda frame: frame.blocks)
     assert frame.load.free_pages < frame.load.total_pages

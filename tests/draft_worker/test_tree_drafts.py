@@ -7,7 +7,7 @@ import time
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.commands import Commit, Open, RequestDraft
+from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.model.sequence import ModelSettings
@@ -17,7 +17,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import RecordingSink
+from tests.draft_worker.harness import RecordingSink, request
 from tests.engine.tiny import save_tiny
 
 RULED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((5, 1.5),), "min_new_tokens": 9}
@@ -54,7 +54,7 @@ class Bench:
         """(ids, parents) by sequence, for a number of nodes each."""
         self.sink.answers.clear()
         for n, num_tokens in sizes.items():
-            self.core.apply(RequestDraft((1, n), num_tokens, time.perf_counter_ns(), takes_trees))
+            self.core.apply(request(self.core, n, num_tokens, time.perf_counter_ns(), takes_trees))
         self.num_forwards = 0
         while self.core.has_work:
             self.core.step()

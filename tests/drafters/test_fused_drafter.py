@@ -6,16 +6,17 @@ import pytest
 
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.commands import Commit, RequestDraft
+from betoken.draft_worker.commands import Commit
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.fused.drafter import FusedDrafter
 from betoken.drafters.fused.shadow_draft import ShadowDraft
+from betoken.drafters.host.host import DrafterHost
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
 from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.rpc.link.commands import Close, CloseLink
-from tests.draft_worker.harness import Bench
+from tests.draft_worker.harness import Bench, request
 
 
 class NamedDrafter:
@@ -289,7 +290,7 @@ def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fak
     bench.open(1, [5], "fused", max_length=10_000)
     num_asked = 0
     for _ in range(100):
-        bench.core.apply(RequestDraft((1, 1), 4, 0, terms=DraftTerms(16)))
+        bench.core.apply(request(bench.core, 1, 4, 0, terms=DraftTerms(16)))
         while bench.core.has_work:
             bench.core.step()
         is_asked = bench.sink.answers.pop().drafted.draft_ids != [3]
@@ -325,11 +326,11 @@ class Sure(ImmediateDrafter):
 def test_what_was_not_worth_it_is_no_round(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     bench.open(1, [6], "fused", max_length=10_000)
-    source = bench.core._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
+    source = bench.core.host._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
     for terms, is_counted in ((None, True), (DraftTerms(9), False)):
-        bench.core.apply(RequestDraft((1, 1), 4, 0, terms=terms))
+        bench.core.apply(request(bench.core, 1, 4, 0, terms=terms))
         source.num_wanted, source.shadow = 4, None
-        bench.core._drafters["fused"]._draft_shadow("knowing", source)
+        bench.core.host._drafters["fused"]._draft_shadow("knowing", source)
         assert (source.shadow is not None) == is_counted
         while bench.core.has_work:
             bench.core.step()
@@ -397,7 +398,7 @@ def test_a_confidence_that_raises_costs_no_draft(fake_runner_class):
     bench = Switching(fake_runner_class())
     bench.switching = Unsure()
     sources = {"steady": bench.steady, "switching": bench.switching}
-    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}, bench.core)
     bench.open(1, [5], "fused", max_length=10_000)
     num_answers = 0
     for _ in range(40):
@@ -423,7 +424,7 @@ class Shy(Knowing):
 def test_a_source_known_by_shadow_drafts_that_raises_costs_rounds_at_most(fake_runner_class, source_class):
     bench = Shadowed(fake_runner_class())
     sources = {"steady": bench.steady, "knowing": source_class()}
-    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}, bench.core)
     bench.open(1, [6], "fused", max_length=10_000)
     drafts = [bench.round(1) for _ in range(200)]
     assert drafts[-60:].count(False) > 55
@@ -441,7 +442,7 @@ class Forgetful(NamedDrafter):
 def test_a_source_that_raises_beside_a_waiting_shadow_draft_costs_one_round(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     sources = {"steady": Forgetful(3), "knowing": bench.knowing}
-    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}, bench.core)
     bench.open(1, [6], "fused", max_length=10_000)
     assert bench.draft(1) == {1: []}
     assert not bench.sink.failures
@@ -471,7 +472,7 @@ def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
     bench = Bench(fake_runner_class())
     model = ModelDrafter(bench.runner, max_rows=16, max_prefill_rows=6)
     sources = {"unruly": Unruly("close"), "model": model}
-    bench.core._drafters = {**sources, "fused": FusedDrafter(sources)}
+    bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources)}, bench.core)
     bench.open(1, range(1, 20), "fused")
     for _ in range(4):
         bench.draft(1)
@@ -485,7 +486,7 @@ def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
 
 def test_a_source_that_cannot_commit_is_no_fault_of_the_one_that_drafts(bench):
     sources = {"unruly": Unruly("commit"), "quick": bench.quick}
-    bench.core._drafters = {**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}
+    bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}, bench.core)
     bench.open(1, [5], "fused", max_length=10_000)
     chosen = [bench.round(1, {1: 1, 2: 4}) for _ in range(100)]
     assert chosen[20:].count(2) > 75
@@ -570,8 +571,9 @@ class Counting(NamedDrafter):
 def test_a_source_hears_of_a_sequence_when_it_is_first_asked(fake_runner_class):
     bench = Clocked(fake_runner_class())
     first, second = Counting(1), Counting(2)
-    bench.core._drafters["fused"] = FusedDrafter({"first": first, "second": second}, lambda: bench.now_ns)
-    bench.core._drafters |= {"slow": first, "quick": second}
+    sources = {"first": first, "second": second}
+    fused = FusedDrafter(sources, lambda: bench.now_ns)
+    bench.core.host = DrafterHost({**sources, "fused": fused}, bench.core)
     bench.open(1, [5], "fused", max_length=10_000)
     assert first.num_calls == second.num_calls == 0
     assert [bench.round(1, {1: 4, 2: 1}) for _ in range(2)] == [1, 1]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.commands import Commit, Open, RequestDraft
+from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.lookahead import drafter
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
@@ -14,7 +14,7 @@ from betoken.drafters.lookahead.settings import LookaheadSettings
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link.commands import Close, CloseLink
-from tests.draft_worker.harness import Bench
+from tests.draft_worker.harness import Bench, request
 
 MAX_ROWS = 48
 SMALL = LookaheadSettings(window=4, ngram_size=4, guesses=3)
@@ -35,7 +35,7 @@ class LookaheadBench(Bench):
         """Draft blocks by sequence id; steps run on until nothing is left to do."""
         self.sink.answers.clear()
         for sequence_id in sequence_ids:
-            self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns(), takes_trees))
+            self.core.apply(request(self.core, sequence_id, num_tokens, time.perf_counter_ns(), takes_trees))
         for _ in range(500):
             if not self.core.has_work:
                 break
@@ -65,7 +65,7 @@ def paths(drafted):
 
 def test_a_request_is_answered_before_the_prompt_is_prefilled(bench):
     bench.open(1, list(range(40)))
-    bench.core.apply(RequestDraft((1, 1), 8, 0, True))
+    bench.core.apply(request(bench.core, 1, 8, 0, True))
     bench.core.step()
     assert [answer.drafted.draft_ids for answer in bench.sink.answers] == [[]]
     assert bench.runner.forwards == []
@@ -114,10 +114,10 @@ def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_c
         bench.open(1, text, steps="3", draft_affects_output=True, wants_probs=wants_probs, temperature=1.0)
         if num_core_steps == 2:
             bench.open(2, [4] * 30)
-            bench.core.apply(RequestDraft((1, 2), 8, 0))
+            bench.core.apply(request(bench.core, 2, 8, 0))
         for round_number in range(6):
             bench.sink.answers.clear()
-            bench.core.apply(RequestDraft((1, 1), 8, 0))
+            bench.core.apply(request(bench.core, 1, 8, 0))
             while not any(answer.key == (1, 1) for answer in bench.sink.answers):
                 bench.core.step()
             (answer,) = (answer for answer in bench.sink.answers if answer.key == (1, 1))
@@ -196,17 +196,17 @@ def test_a_long_text_is_pooled_in_parts_between_which_others_draft(
     bench = LookaheadBench(fake_runner_class())
     bench.open(1, text, seed_from_prompt="1", draft_affects_output=draft_affects_output)
     bench.open(2, [1, 2, 3, 4, 1], seed_from_prompt="1")
-    pool = next(iter(bench.core._drafters["lookahead"]._states.values())).pool
+    pool = next(iter(bench.core.host._drafters["lookahead"]._states.values())).pool
     assert len(pool) == 8 - 3, "n-grams of four among the first eight ids"
     for n in (1, 2):
-        bench.core.apply(RequestDraft((1, n), 3, 0))
+        bench.core.apply(request(bench.core, n, 3, 0))
     bench.core.step()
     assert [answer.key[1] for answer in bench.sink.answers] == ([2] if draft_affects_output else [1, 2])
     while bench.core.has_work:
         size = len(pool)
         bench.core.step()
         assert len(pool) <= size + 8
-    assert len(pool) == len(next(iter(whole.core._drafters["lookahead"]._states.values())).pool)
+    assert len(pool) == len(next(iter(whole.core.host._drafters["lookahead"]._states.values())).pool)
     if draft_affects_output:
         assert bench.sink.answers[-1].drafted.draft_ids == whole.sink.answers[-1].drafted.draft_ids[:3]
     assert bench.blocks(1)[1].draft_ids == whole.blocks(1)[1].draft_ids
@@ -242,7 +242,7 @@ def test_a_commit_between_steps_ends_those_the_model_cannot_run(fake_runner_clas
     """A forward would raise, and cost others, whose tokens may depend on their drafts, a round."""
     bench = LookaheadBench(fake_runner_class(max_context=40))
     bench.open(1, [1] * 16, steps="8")
-    bench.core.apply(RequestDraft((1, 1), 8, 0))
+    bench.core.apply(request(bench.core, 1, 8, 0))
     bench.core.step()
     bench.core.step()
     assert bench.core.has_work
@@ -311,9 +311,9 @@ def test_random_commits_requests_and_closes_leak_no_page(fake_runner_class, seed
                 del texts[n]
             case 2 | 3 if n in texts:
                 entry = bench.core._sequences[1, n]
-                if entry.requested_ns is None:
-                    bench.core.apply(RequestDraft((1, n), rng.randrange(1, 9), 0, rng.random() < 0.5))
-            case _ if n in texts and bench.core._sequences[1, n].requested_ns is None:
+                if not entry.requests:
+                    bench.core.apply(request(bench.core, n, rng.randrange(1, 9), 0, rng.random() < 0.5))
+            case _ if n in texts and not bench.core._sequences[1, n].requests:
                 ids = [rng.choice([rng.randrange(90), runner.next_id(texts[n])]) for _ in range(rng.randrange(1, 5))]
                 bench.core.apply(Commit((1, n), len(texts[n]), ids))
                 texts[n] += ids
@@ -368,7 +368,7 @@ def test_the_same_request_begins_with_the_same_window(fake_runner_class):
         bench.core.apply(Open((1, 1), params, range(30), (), 200, "lookahead"))
         for _ in range(6):
             bench.blocks(1)
-        drafter = bench.core._drafters["lookahead"]
+        drafter = bench.core.host._drafters["lookahead"]
         (state,) = drafter._states.values()
         return list(state.pool._ngrams)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from betoken.draft_worker.commands import Commit, Open, RequestDraft
+from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.lookahead.drafter import LookaheadDrafter
 from betoken.engine.batch import Segment
@@ -21,7 +21,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import RecordingSink
+from tests.draft_worker.harness import RecordingSink, request
 from tests.engine.tiny import save_tiny
 
 MAX_ROWS = 96
@@ -162,7 +162,7 @@ def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, roun
             num_nodes = rng.randrange(1, 20)
             asked = [n for n in references if num_steps or rng.random() < 0.5]
             for n in asked:
-                core.apply(RequestDraft((1, n), num_nodes, 0, takes_trees=True))
+                core.apply(request(core, n, num_nodes, 0, takes_trees=True))
             while core.has_work:
                 core.step()
                 core.check_integrity()

@@ -7,12 +7,12 @@ import pytest
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.commands import Commit, RequestDraft
+from betoken.draft_worker.commands import Commit
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.ngram import drafter as ngram_drafter
 from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup, NgramSettings
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.harness import Bench
+from tests.draft_worker.harness import Bench, request
 
 
 def propose(ids, num_tokens=6, takes_trees=True, **settings):
@@ -104,7 +104,7 @@ def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
     bench.open(1, [rng.randrange(8) for _ in range(40)], "ngram", max_length=100_000)
     sizes = []
     for _ in range(300):
-        bench.core.apply(RequestDraft((1, 1), 5, 0, True, DraftTerms(16, 0.05)))
+        bench.core.apply(request(bench.core, 1, 5, 0, True, DraftTerms(16, 0.05)))
         bench.core.step()
         sizes.append(len(bench.sink.answers.pop().drafted.draft_ids))
         entry = bench.core._sequences[(1, 1)].sequence

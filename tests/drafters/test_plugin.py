@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError
-from betoken.draft_worker.commands import Commit, Open, RequestDraft
+from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.harness import RecordingSink
+from tests.draft_worker.harness import RecordingSink, request
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "drafters.md"
@@ -59,7 +59,7 @@ class Bench:
 
     def draft(self, sequence_id, num_tokens=8):
         self.sink.answers.clear()
-        self.core.apply(RequestDraft((1, sequence_id), num_tokens, time.perf_counter_ns()))
+        self.core.apply(request(self.core, sequence_id, num_tokens, time.perf_counter_ns()))
         while self.core.has_work:
             self.core.step()
         return [answer.drafted.draft_ids for answer in self.sink.answers]
@@ -97,7 +97,7 @@ def test_one_that_raises_costs_that_sequence_one_round_and_is_logged(write_modul
     bench = Bench(f"{write_module('raising', RAISING)}:Raising")
     bench.open(1, [13])
     bench.open(2, [2])
-    bench.core.apply(RequestDraft((1, 2), 2, 0))
+    bench.core.apply(request(bench.core, 2, 2, 0))
     assert sorted(bench.draft(1, 2)) == [[], [2, 2]]
     assert "not this one" in caplog.text
     bench.core.apply(Commit((1, 1), 1, [7]))

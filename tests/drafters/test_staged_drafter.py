@@ -5,7 +5,7 @@ import random
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.draft_worker.commands import Commit, RequestDraft
+from betoken.draft_worker.commands import Commit
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.model import drafter as model_drafter
 from betoken.drafters.model.drafter import ModelDrafter
@@ -14,7 +14,7 @@ from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.engine.sampler import choose_tokens
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import Bench
+from tests.draft_worker.harness import Bench, request
 
 
 class StagedBench(Bench):
@@ -117,7 +117,7 @@ def test_a_fault_leaves_no_tree_with_rows_that_were_never_written(bench, monkeyp
     bench.open(1, [1, 2, 3], "staged")
     bench.open(2, [4, 5, 6], "model", max_branches="2")
     for n in (1, 2):
-        bench.core.apply(RequestDraft((1, n), 6, 0, takes_trees=True))
+        bench.core.apply(request(bench.core, n, 6, 0, takes_trees=True))
     where, name = (bench.runner, "forward") if is_forward else (model_drafter, "choose_tokens")
     monkeypatch.setattr(where, name, failing(getattr(where, name)))
     drafts = bench.draft()  # looks at every id whose KV counts as written

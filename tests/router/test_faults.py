@@ -54,6 +54,7 @@ async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **o
     "fault",
     [
         {"wrong_base": True},
+        {"wrong_next_id": True},
         {"bad_ids": True},
         {"too_many": True},
         {"is_empty": True},
@@ -79,7 +80,7 @@ async def test_a_drafter_that_errs_costs_time_only(make_cluster: MakeCluster, fa
 
     reply = await generate_and(cluster, 80, 10, spoil)
     assert reply.ids == cluster.target_ids(80, PROMPT)
-    is_failure = fault.keys() & {"wrong_base", "is_silent", "error_code"}
+    is_failure = fault.keys() & {"wrong_base", "wrong_next_id", "is_silent", "error_code"}
     assert bool(reply.finish.speculation.num_failed_drafts) == bool(is_failure)
     assert reply.finish.speculation.num_failed_drafts <= 4
     await cluster.until_idle()

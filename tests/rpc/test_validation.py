@@ -386,11 +386,24 @@ def test_a_commit_is_refused(commit, text):
     assert str(caught.value).startswith(text)
 
 
-def test_draft_requests():
-    validate_draft_request(DraftRequest(sequence_id=1, num_tokens=16), max_draft_tokens=16)
-    for num_tokens in (0, 17):
-        with pytest.raises(InvalidArgumentError, match=f"request.num_tokens = {num_tokens}: must be 1 to 16"):
-            validate_draft_request(DraftRequest(sequence_id=1, num_tokens=num_tokens), max_draft_tokens=16)
+def check_draft_request(**changes):
+    fields = {"sequence_id": 1, "base_length": 7, "next_id": 3, "num_tokens": 5} | changes
+    validate_draft_request(DraftRequest(**fields), max_draft_tokens=16, vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"num_tokens": 0}, "request.num_tokens = 0: must be 1 to 16"),
+        ({"num_tokens": 17}, "request.num_tokens = 17: must be 1 to 16"),
+        ({"base_length": 0}, "request.base_length = 0: must be at least 1"),
+        ({"next_id": VOCAB}, f"request.next_id = {VOCAB}: must be 0 to {VOCAB - 1}"),
+    ],
+)
+def test_a_draft_request_is_checked(changes, text):
+    check_draft_request(num_tokens=16, next_id=VOCAB - 1)
+    with pytest.raises(InvalidArgumentError, match=text):
+        check_draft_request(**changes)
 
 
 @pytest.mark.parametrize(
@@ -404,12 +417,12 @@ def test_draft_requests():
     ],
 )
 def test_terms_of_a_draft(terms, text):
-    def request(**changes):
+    def check(**changes):
         fields = {"max_tokens": 5, "row_price": 0.1, "min_gain": 0.5} | changes
-        return DraftRequest(sequence_id=1, num_tokens=5, terms=DraftTerms(**fields))
+        check_draft_request(terms=DraftTerms(**fields))
 
-    validate_draft_request(request(), max_draft_tokens=16)
-    validate_draft_request(request(row_price=0.0, min_gain=0.0), max_draft_tokens=16)
+    check()
+    check(row_price=0.0, min_gain=0.0)
     with pytest.raises(InvalidArgumentError) as caught:
-        validate_draft_request(request(**terms), max_draft_tokens=16)
+        check(**terms)
     assert str(caught.value).startswith(text)

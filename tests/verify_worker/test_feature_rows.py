@@ -5,9 +5,9 @@ import random
 import pytest
 
 from betoken.drafters.drafter import Drafted
+from betoken.drafters.host.feed import FeatureFeed
 from betoken.engine.verification import VerificationMode as Mode
 from betoken.verify_worker.attached import AttachedDrafters
-from betoken.verify_worker.feature_rows import FeatureFeed
 from tests.verify_worker.harness import Bench
 from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter
 

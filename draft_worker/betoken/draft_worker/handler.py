@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.commands import Commit, DraftCommand, Open, RequestDraft
-from betoken.draft_worker.core import DraftAnswer
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT
+from betoken.drafters.host.hosted import Answer
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link import LinkPeer
@@ -54,7 +54,7 @@ class DraftResults(LinkResults[DraftLinkResponse]):
     def __init__(self) -> None:
         super().__init__(DraftLinkResponse)
 
-    def drafted(self, answers: list[DraftAnswer], load: Callable[[], WorkerLoad]) -> None:
+    def drafted(self, answers: list[Answer], load: Callable[[], WorkerLoad]) -> None:
         self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)
 
 
@@ -135,23 +135,26 @@ class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
             raise InvalidArgumentError(field, f"{num_tokens} tokens", limit)
 
     def _request(self, key: SequenceKey, entry: DraftRequest) -> RequestDraft:
-        validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens)
+        validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens, vocab_size=ANY_VOCAB_SIZE)
         terms = _terms(entry.terms) if entry.HasField("terms") else None
-        return RequestDraft(key, entry.num_tokens, self._arrived_ns, entry.takes_trees, terms)
+        return RequestDraft(
+            key, entry.base_length, entry.next_id, entry.num_tokens, self._arrived_ns, entry.takes_trees, terms
+        )
 
 
 def _terms(entry: pb.DraftTerms) -> DraftTerms:
     return DraftTerms(entry.max_tokens, entry.row_price, entry.min_gain)
 
 
-def _block(answer: DraftAnswer) -> DraftedBlock:
+def _block(answer: Answer) -> DraftedBlock:
     drafted = answer.drafted
     return DraftedBlock(
         sequence_id=answer.key[1],
-        base_length=answer.base_length,
+        base_length=answer.request.key[0],
+        next_id=answer.request.key[1],
         ids=drafted.draft_ids,
         parents=() if drafted.parents is None else drafted.parents,
-        sources=(answer.drafter_name,) if drafted.sources is None else drafted.sources,
+        sources=answer.sources,
         draft_probs=[
             SparseDistribution(token_ids=sparse.token_ids, probs=sparse.probs) for sparse in drafted.draft_probs
         ],

@@ -72,7 +72,7 @@ def source_infos(names: Sequence[str]) -> list[SourceInfo]:
 
 
 class Host:
-    """The services of this worker to its drafters; see `DrafterHost`."""
+    """The services of this worker to its drafters; see `DrafterContext`."""
 
     def __init__(self, settings: DraftWorkerSettings) -> None:
         self.settings = settings
@@ -82,23 +82,23 @@ class Host:
         self.models: ModelHost | None = None
 
     def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
-        """See `DrafterHost`."""
+        """See `DrafterContext`."""
         assert self.models is not None, "a drafter that runs a model says so in its spec"
         return self.models.load(option, num_layers)
 
     def drafter(self, name: str) -> Drafter:
-        """See `DrafterHost`."""
+        """See `DrafterContext`."""
         if name not in self.made:
             self.made[name] = SPECS[name].make(self)
         return self.made[name]
 
     @property
     def target(self) -> ModelRunner:
-        """See `DrafterHost`."""
+        """See `DrafterContext`."""
         raise AssertionError("a drafter that needs the target cannot be hosted here, as its spec says")
 
     def others(self, name: str) -> dict[str, Drafter]:
-        """See `DrafterHost`."""
+        """See `DrafterContext`."""
         return {other: self.drafter(other) for other in self.settings.hosted_drafters if other != name}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeAlias
 
 from betoken.common.errors import BetokenError
 from betoken.draft_worker.handler import GrammarOf
@@ -11,6 +13,9 @@ from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.rpc.constraints import Grammars
 from betoken.v1.types_pb2 import OpenSequence
+
+RulesOf: TypeAlias = Callable[[DraftSequence, GrammarRule | None], SequenceRules]
+"""Makes the rules of a sequence, with what its constraint allows."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,11 @@
 """A draft worker process: load its drafters on their own thread, then serve links until stopped."""
 
-import asyncio
+from __future__ import annotations
 
-from betoken.draft_worker.core import DraftCore, RulesOf
+import asyncio
+from typing import TYPE_CHECKING
+
+from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
 from betoken.draft_worker.hosting import load_drafters, source_infos
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
@@ -16,6 +19,9 @@ from betoken.rpc.server import Service, freeze_loaded, serve
 from betoken.v1 import draft_pb2_grpc
 from betoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
 from betoken.v1.types_pb2 import WorkerHello
+
+if TYPE_CHECKING:
+    from betoken.draft_worker.rules import RulesOf
 
 
 async def run(settings: DraftWorkerSettings) -> None:

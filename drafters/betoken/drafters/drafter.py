@@ -1,8 +1,8 @@
 """The `Drafter` protocol: one way of guessing, for any number of sequences. Knows no links and no target."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, cast
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -14,6 +14,10 @@ from betoken.rpc.link.worker_load import SequenceKey
 
 if TYPE_CHECKING:
     from betoken.engine.rules.sequence_rules import SequenceRules
+
+RequestKey = tuple[int, int]
+"""Key of a request within its sequence, (base length, next id): the draft continues a text of that length, and its last
+id is the next id of the verification before it."""
 
 MAX_TOKEN_ID = 1 << 31
 _NO_NODE = -2
@@ -51,6 +55,10 @@ class DraftSequence:
     """What the output is expected to be, perhaps with differences; empty = nothing."""
     rules: "SequenceRules | None" = None
     """What adjusts a model's logits, constraint included; None where no model of the worker asks for it."""
+    has_shared_rules: bool = False
+    """Whether `rules` belong to the target's sequence, which commits to them itself."""
+    branch: RequestKey | None = None
+    """Request that this copy with hypothetical ids belongs to; None for the committed text."""
     span: Span = INVALID_SPAN
     """Ends when the sequence does."""
     ids: list[int] = field(init=False)
@@ -58,6 +66,20 @@ class DraftSequence:
 
     def __post_init__(self) -> None:
         self.ids = [*self.prompt_ids, *self.output_ids]
+
+    def commit(self, ids: Sequence[int]) -> None:
+        """Append decided ids."""
+        self.ids.extend(ids)
+        self.output_ids.extend(ids)
+        if self.rules is not None and not self.has_shared_rules:
+            self.rules.commit(ids)
+
+    def branched(self, ahead_ids: Sequence[int]) -> "DraftSequence":
+        """A copy in which `ahead_ids` are committed too; the copy's rules are its own."""
+        output_ids = [*self.output_ids, *ahead_ids]
+        rules = None if self.rules is None else self.rules.branched(self.params, output_ids, len(ahead_ids))
+        key = len(self.ids) + len(ahead_ids), ahead_ids[-1]
+        return replace(self, output_ids=output_ids, rules=rules, has_shared_rules=False, branch=key)
 
 
 @dataclass(slots=True)
@@ -146,3 +168,26 @@ class Drafter(Protocol):
     def check_integrity(self) -> None:
         """Re-derive what the drafter accounts for (its KV pages); raises when it is off."""
         ...
+
+
+class ComposedDrafter(Drafter, Protocol):
+    """A drafter that leaves the work to other hosted drafters."""
+
+    sources: dict[str, Drafter]
+    """The other drafters by name; a host may replace them between two steps while no sequence is open."""
+
+    def views(self, sequence: DraftSequence) -> Mapping[str, DraftSequence]:
+        """The sequence as the sources that hold it know it, by their names."""
+        ...
+
+
+def source_names(drafter: Drafter) -> Sequence[str]:
+    """Names of the drafters that may work for this one; empty unless it is a `ComposedDrafter`."""
+    return tuple(getattr(drafter, "sources", ()))
+
+
+def views_of(drafter: Drafter, name: str, sequence: DraftSequence) -> Mapping[str, DraftSequence]:
+    """The sequence as the drafters that hold it know it, by name. `name`: name of `drafter`."""
+    if hasattr(drafter, "views"):
+        return cast(ComposedDrafter, drafter).views(sequence)
+    return {name: sequence}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from betoken.engine.runner import ModelRunner
 
 
-class DrafterHost(Protocol):
+class DrafterContext(Protocol):
     """A worker's services to the drafters that it makes."""
 
     @property
@@ -77,7 +77,7 @@ class DrafterSpec:
 
     name: str
     """Name in settings, requests, statistics and provenance."""
-    make: Callable[[DrafterHost], Drafter]
+    make: Callable[[DrafterContext], Drafter]
     """Makes the drafter; imports what it needs."""
     explains: str = ""
     """Words for a token that it proposed; empty where its tokens are proposed by others."""
@@ -98,7 +98,12 @@ class DrafterSpec:
     memory: Callable[[Any], Memory] | None = None
     """Memory that it takes where it is attached, by the worker's settings; None = little."""
     num_others: int = 0
-    """Other drafters that must be hosted beside it."""
+    """Other drafters that must be hosted together with it, as it chooses among them."""
+    comes_first: bool = False
+    """Whether its drafts, made by `propose` alone, precede drafts of the sequence's own drafter. No drafter chooses
+    it."""
+    max_uncommitted: Callable[[Any], int] | None = None
+    """Most rows after the committed ids in a forward of its model, by the worker's settings; None = a draft block's."""
     predicts: bool = False
     """Whether it looks up what an answer is expected to say (`DraftSequence.predicted_ids`)."""
     other_sources: tuple[Source, ...] = ()

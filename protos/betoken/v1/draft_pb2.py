@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from betoken.v1 import types_pb2 as betoken_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x65token/v1/draft.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\"E\n\x06\x43ommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\rJ\x04\x08\x04\x10\x05\"s\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0btakes_trees\x18\x03 \x01(\x08\x12%\n\x05terms\x18\x04 \x01(\x0b\x32\x16.betoken.v1.DraftTerms\"E\n\nDraftTerms\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\trow_price\x18\x02 \x01(\x02\x12\x10\n\x08min_gain\x18\x03 \x01(\x02\"\xe4\x01\n\x0c\x44raftedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x07 \x03(\x0b\x32\x1e.betoken.v1.SparseDistribution\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x14\n\x0cnum_forwards\x18\n \x01(\r\x12\x0f\n\x07sources\x18\x0b \x03(\tJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"\x81\x02\n\x10\x44raftLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.RouterHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.betoken.v1.OpenSequence\x12#\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x12.betoken.v1.Commit\x12*\n\x08requests\x18\x04 \x03(\x0b\x32\x18.betoken.v1.DraftRequest\x12)\n\x06\x63loses\x18\x05 \x03(\x0b\x32\x19.betoken.v1.CloseSequence\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.betoken.v1.Drain\"\xe3\x01\n\x11\x44raftLinkResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12(\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x18.betoken.v1.DraftedBlock\x12%\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x15.betoken.v1.LinkError\x12\x1e\n\x04load\x18\x04 \x01(\x0b\x32\x10.betoken.v1.Load\x12 \n\x05\x64rain\x18\x05 \x01(\x0b\x32\x11.betoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x06 \x03(\x04\x32W\n\x0c\x44raftService\x12G\n\x04Link\x12\x1c.betoken.v1.DraftLinkRequest\x1a\x1d.betoken.v1.DraftLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x65token/v1/draft.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\"E\n\x06\x43ommit\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\rJ\x04\x08\x04\x10\x05\"\x99\x01\n\x0c\x44raftRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0btakes_trees\x18\x03 \x01(\x08\x12%\n\x05terms\x18\x04 \x01(\x0b\x32\x16.betoken.v1.DraftTerms\x12\x13\n\x0b\x62\x61se_length\x18\x05 \x01(\r\x12\x0f\n\x07next_id\x18\x06 \x01(\r\"E\n\nDraftTerms\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\trow_price\x18\x02 \x01(\x02\x12\x10\n\x08min_gain\x18\x03 \x01(\x02\"\xf5\x01\n\x0c\x44raftedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x07 \x03(\x0b\x32\x1e.betoken.v1.SparseDistribution\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x14\n\x0cnum_forwards\x18\n \x01(\r\x12\x0f\n\x07sources\x18\x0b \x03(\t\x12\x0f\n\x07next_id\x18\x0c \x01(\rJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"\x81\x02\n\x10\x44raftLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.RouterHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.betoken.v1.OpenSequence\x12#\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x12.betoken.v1.Commit\x12*\n\x08requests\x18\x04 \x03(\x0b\x32\x18.betoken.v1.DraftRequest\x12)\n\x06\x63loses\x18\x05 \x03(\x0b\x32\x19.betoken.v1.CloseSequence\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.betoken.v1.Drain\"\xe3\x01\n\x11\x44raftLinkResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12(\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x18.betoken.v1.DraftedBlock\x12%\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x15.betoken.v1.LinkError\x12\x1e\n\x04load\x18\x04 \x01(\x0b\x32\x10.betoken.v1.Load\x12 \n\x05\x64rain\x18\x05 \x01(\x0b\x32\x11.betoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x06 \x03(\x04\x32W\n\x0c\x44raftService\x12G\n\x04Link\x12\x1c.betoken.v1.DraftLinkRequest\x1a\x1d.betoken.v1.DraftLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMIT']._serialized_start=62
   _globals['_COMMIT']._serialized_end=131
-  _globals['_DRAFTREQUEST']._serialized_start=133
-  _globals['_DRAFTREQUEST']._serialized_end=248
-  _globals['_DRAFTTERMS']._serialized_start=250
-  _globals['_DRAFTTERMS']._serialized_end=319
-  _globals['_DRAFTEDBLOCK']._serialized_start=322
-  _globals['_DRAFTEDBLOCK']._serialized_end=550
-  _globals['_DRAFTLINKREQUEST']._serialized_start=553
-  _globals['_DRAFTLINKREQUEST']._serialized_end=810
-  _globals['_DRAFTLINKRESPONSE']._serialized_start=813
-  _globals['_DRAFTLINKRESPONSE']._serialized_end=1040
-  _globals['_DRAFTSERVICE']._serialized_start=1042
-  _globals['_DRAFTSERVICE']._serialized_end=1129
+  _globals['_DRAFTREQUEST']._serialized_start=134
+  _globals['_DRAFTREQUEST']._serialized_end=287
+  _globals['_DRAFTTERMS']._serialized_start=289
+  _globals['_DRAFTTERMS']._serialized_end=358
+  _globals['_DRAFTEDBLOCK']._serialized_start=361
+  _globals['_DRAFTEDBLOCK']._serialized_end=606
+  _globals['_DRAFTLINKREQUEST']._serialized_start=609
+  _globals['_DRAFTLINKREQUEST']._serialized_end=866
+  _globals['_DRAFTLINKRESPONSE']._serialized_start=869
+  _globals['_DRAFTLINKRESPONSE']._serialized_end=1096
+  _globals['_DRAFTSERVICE']._serialized_start=1098
+  _globals['_DRAFTSERVICE']._serialized_end=1185
 # @@protoc_insertion_point(module_scope)

@@ -55,6 +55,7 @@ class _Sequence:
     entry: OpenSequence
     cursor: FakeCursor
     length: int
+    last_id: int
     num_missing_kv: int
     request: DraftRequest | None = None
     arrived_ns: int = 0
@@ -67,6 +68,7 @@ class DraftFaults:
     is_silent: bool = False
     """Answers no request."""
     wrong_base: bool = False
+    wrong_next_id: bool = False
     bad_ids: bool = False
     """The second id of each block is outside the vocabulary."""
     too_many: bool = False
@@ -132,7 +134,9 @@ class FakeDraftWorker(FakeWorker):
                 self._refuse(link, entry.sequence_id, grpc.StatusCode.INVALID_ARGUMENT.value[0], f"unknown: {unknown}")
                 continue
             length = len(entry.prompt_ids) + len(entry.committed_ids)
-            link.sequences[entry.sequence_id] = _Sequence(entry, self.model.cursor(entry), length, length)
+            link.sequences[entry.sequence_id] = _Sequence(
+                entry, self.model.cursor(entry), length, (entry.committed_ids or entry.prompt_ids)[-1], length
+            )
         for commit in frame.commits:
             sequence = link.sequences.get(commit.sequence_id)
             if sequence is None:
@@ -141,12 +145,15 @@ class FakeDraftWorker(FakeWorker):
                 self.violations.append(f"commit at {commit.base_length}, sequence is {sequence.length} long")
             sequence.cursor.push_all(commit.ids)
             sequence.length += len(commit.ids)
+            sequence.last_id = commit.ids[-1]
         for request in frame.requests:
             sequence = link.sequences.get(request.sequence_id)
             if sequence is None:
                 continue
             if sequence.request is not None:
                 self.violations.append("a request while another is unanswered")
+            if (request.base_length, request.next_id) != (sequence.length, sequence.last_id):
+                self.violations.append(f"a request for {request.base_length} and {request.next_id}")
             if not 1 <= request.num_tokens <= self.hello.max_draft_tokens:
                 self.violations.append(f"{request.num_tokens} tokens asked for")
             terms = request.terms
@@ -205,7 +212,7 @@ class FakeDraftWorker(FakeWorker):
             frame.pending_ids.append(sequence_id)
             return
         if self.makes_trees and request.takes_trees:
-            frame.blocks.append(self._tree(sequence_id, sequence, num_tokens))
+            frame.blocks.append(self._tree(request, sequence, num_tokens))
             sequence.request = None
             return
         sequence.request = None
@@ -226,6 +233,7 @@ class FakeDraftWorker(FakeWorker):
             DraftedBlock(
                 sequence_id=sequence_id,
                 base_length=sequence.length + faults.wrong_base,
+                next_id=request.next_id + faults.wrong_next_id,
                 ids=ids,
                 parents=[-1] * len(ids) if faults.is_tree else (),
                 sources=() if faults.no_sources else [source],
@@ -235,9 +243,9 @@ class FakeDraftWorker(FakeWorker):
         )
         self.num_blocks += 1
 
-    def _tree(self, sequence_id: int, sequence: _Sequence, num_tokens: int) -> DraftedBlock:
+    def _tree(self, request: DraftRequest, sequence: _Sequence, num_tokens: int) -> DraftedBlock:
         """Two children a level, a wrong one of the source n-gram before the guess of the source model."""
-        block = DraftedBlock(sequence_id=sequence_id, base_length=sequence.length)
+        block = DraftedBlock(sequence_id=request.sequence_id, base_length=request.base_length, next_id=request.next_id)
         cursor, parent = sequence.cursor.copy(), -1
         while len(block.ids) + 2 <= num_tokens:
             guess = cursor.guess(self.agreement)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from betoken.drafters import grammar
+from betoken.drafters.host.feed import FeatureFeed
 from betoken.drafters.registry import SPECS
 from betoken.drafters.spec import Memory
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import SourceInfo
-from betoken.verify_worker.feature_rows import FeatureFeed
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def attached_sources(settings: VerifyWorkerSettings) -> list[SourceInfo]:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """The services of this worker to its drafters; see `DrafterHost`."""
+    """The services of this worker to its drafters; see `DrafterContext`."""
 
     settings: VerifyWorkerSettings
     target: ModelRunner

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from betoken.drafters.host.feed import CommittedRows
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup
 from betoken.engine.tree import KeptPath
 from betoken.engine.verification import BlockGroup, Verified, verify_blocks
-from betoken.verify_worker.attached_decision import take_attached
-from betoken.verify_worker.feature_rows import CommittedRows
+from betoken.verify_worker.attached_draft import take_attached
 from betoken.verify_worker.prompt_logprobs import PromptPart, block_logits, prompt_logprobs_of
 from betoken.verify_worker.scheduler import Work
 from betoken.verify_worker.sequence import Decision

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from betoken.drafters.features import FeatureNeeds
-from betoken.drafters.spec import DrafterHost, DrafterSpec, Memory
+from betoken.drafters.spec import DrafterContext, DrafterSpec, Memory
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
@@ -24,7 +24,7 @@ def _memory(settings: Any) -> Memory:
     return memory_of(settings)
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.eagle3.hosting import make_drafter
 
     return make_drafter(host)

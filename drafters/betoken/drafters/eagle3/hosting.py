@@ -15,7 +15,7 @@ from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward, kv_shape
 from betoken.drafters.eagle3.sequence import EagleSettings
 from betoken.drafters.shared_pages import SharedPages
-from betoken.drafters.spec import DrafterHost, Memory
+from betoken.drafters.spec import DrafterContext, Memory
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.page_table import PageTable
 from betoken.engine.weights.checkpoint import resolve_directory
@@ -51,7 +51,7 @@ def memory_of(settings: Any) -> Memory:
         raise _refusal(settings, error) from error
 
 
-def make_drafter(host: DrafterHost) -> EagleDrafter:
+def make_drafter(host: DrafterContext) -> EagleDrafter:
     """The drafter of the settings' layer for the host's target.
 
     Raises:

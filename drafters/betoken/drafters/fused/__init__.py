@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.fused.drafter import FusedDrafter
 
     return FusedDrafter(host.others(SPEC.name))

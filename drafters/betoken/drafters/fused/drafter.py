@@ -72,10 +72,11 @@ class FusedDrafter:
     """Composes drafters that are hosted beside it; it takes no settings."""
 
     def __init__(self, sources: Mapping[str, Drafter], clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._drafters = dict(sources)
+        self.sources = dict(sources)
+        """See `ComposedDrafter`."""
         self._clock_ns = clock_ns
-        immediate = {name for name, drafter in self._drafters.items() if isinstance(drafter, ImmediateDrafter)}
-        self._sources = Sources(self._drafters, immediate)
+        immediate = {name for name, drafter in self.sources.items() if isinstance(drafter, ImmediateDrafter)}
+        self._economy = Sources(self.sources, immediate)
         self._last_closed: tuple[DraftSequence, str] | None = None
         """Sequence closed while its draft was pending, and its drafter. If it opens again, that drafter failed."""
         self._open: dict[DraftSequence, _Fused] = {}
@@ -85,14 +86,14 @@ class FusedDrafter:
     @property
     def has_work(self) -> bool:
         """Whether shadow drafts are to be made: while no source drafts, so that none has to wait for them."""
-        return self._num_wanted > 0 and not any(drafter.has_work for drafter in self._drafters.values())
+        return self._num_wanted > 0 and not any(drafter.has_work for drafter in self.sources.values())
 
     def open(self, sequence: DraftSequence) -> None:
         check_names(sequence.settings, ())
         if self._last_closed is not None and self._last_closed[0] is sequence:
-            self._sources.fail(self._last_closed[1])
-        fused = self._open[sequence] = _Fused({}, self._sources.of_sequence())
-        for name, drafter in self._drafters.items():
+            self._economy.fail(self._last_closed[1])
+        fused = self._open[sequence] = _Fused({}, self._economy.of_sequence())
+        for name, drafter in self.sources.items():
             source = fused.sources[name] = _Source(drafter, copy.copy(sequence))
             if isinstance(drafter, ImmediateDrafter):
                 self._open_early(name, source)
@@ -136,10 +137,9 @@ class FusedDrafter:
                 if source.is_open:
                     self._close_source(name, source)
 
-    def view(self, sequence: DraftSequence, name: str) -> DraftSequence | None:
-        """The sequence as the source of this name knows it; None where that does not hold it."""
-        source = self._open[sequence].sources.get(name)
-        return source.sequence if source is not None and source.is_open else None
+    def views(self, sequence: DraftSequence) -> Mapping[str, DraftSequence]:
+        """See `ComposedDrafter`."""
+        return {name: source.sequence for name, source in self._open[sequence].sources.items() if source.is_open}
 
     def step(self) -> list[Drafted]:
         """Make the shadow drafts; they are no answers."""

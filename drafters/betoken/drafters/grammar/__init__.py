@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.grammar.drafter import GrammarDrafter
 
     return GrammarDrafter()
@@ -23,4 +23,5 @@ SPEC = DrafterSpec(
     colour="yellow underline",
     can_attach=True,
     can_host=False,
+    comes_first=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
@@ -13,7 +13,7 @@ _MODELS = ("lookahead_model", "model", "early_exit_model")
 """Settings that name the model it iterates; the first that is given."""
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.lookahead.drafter import LookaheadDrafter
     from betoken.drafters.lookahead.settings import LookaheadSettings
 
@@ -47,4 +47,5 @@ SPEC = DrafterSpec(
     needs=_MODELS,
     runs_model=True,
     check=_check,
+    max_uncommitted=lambda settings: settings.max_batch_rows,  # a window's rows
 )

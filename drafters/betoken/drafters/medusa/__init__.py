@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from betoken.drafters.features import FeatureNeeds
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.medusa.hosting import make_drafter
 
     return make_drafter(host)

@@ -13,7 +13,7 @@ from betoken.drafters.medusa.layouts import PREFIX_IN_TARGET, HeadsLayout, lay_o
 from betoken.drafters.medusa.module import MedusaHeads
 from betoken.drafters.medusa.settings import MedusaSettings
 from betoken.drafters.medusa.tensor_files import UnreadTensor, open_tensors
-from betoken.drafters.spec import DrafterHost
+from betoken.drafters.spec import DrafterContext
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import weight_files
@@ -21,7 +21,7 @@ from betoken.engine.weights.fingerprint import weight_files
 logger = logging.getLogger(__name__)
 
 
-def make_drafter(host: DrafterHost) -> MedusaDrafter:
+def make_drafter(host: DrafterContext) -> MedusaDrafter:
     """The drafter, with its own heads in memory.
 
     Raises:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.model.drafter import ModelDrafter
 
 
-def drafter_of(host: DrafterHost, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
+def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
     """A drafter over the model, or its first layers, that `option` names."""
     from betoken.drafters.model.drafter import ModelDrafter
     from betoken.drafters.model.sequence import ModelSettings

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from betoken.common.names import PREDICTION
-from betoken.drafters.spec import DrafterHost, DrafterSpec, Source
+from betoken.drafters.spec import DrafterContext, DrafterSpec, Source
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
     from betoken.drafters.ngram.drafter import NgramSettings
 
 
-def settings_of(host: DrafterHost) -> NgramSettings:
+def settings_of(host: DrafterContext) -> NgramSettings:
     """How to look up where a request says nothing else."""
     from betoken.drafters.ngram.drafter import NgramSettings
 
@@ -20,7 +20,7 @@ def settings_of(host: DrafterHost) -> NgramSettings:
     return NgramSettings(options.min_ngram, options.max_ngram, options.max_branches, options.draft_factor)
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.ngram.drafter import NgramDrafter
 
     return NgramDrafter(settings_of(host))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from betoken.drafters import model, ngram
-from betoken.drafters.spec import DrafterHost, DrafterSpec
+from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
     from betoken.drafters.model.drafter import ModelDrafter
 
 
-def _make(host: DrafterHost) -> Drafter:
+def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.staged.drafter import StagedDrafter
 
     return StagedDrafter(cast("ModelDrafter", host.drafter(model.SPEC.name)), ngram.settings_of(host))

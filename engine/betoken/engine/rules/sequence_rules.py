@@ -29,6 +29,13 @@ class SequenceRules:
         self._grammar = grammar
         self._rules = (*([grammar] if grammar is not None else []), *make_rules(params), *extra)
 
+    def branched(self, params: SamplingParams, output_ids: Sequence[int], num_ahead: int) -> SequenceRules:
+        """Rules of a copy of the sequence whose output has `num_ahead` more ids. `params`: see `__init__`."""
+        grammar = self._grammar.copy() if self._grammar is not None else None
+        if grammar is not None:
+            grammar.commit(output_ids[len(output_ids) - num_ahead :])
+        return SequenceRules(params, self._prompt_ids, output_ids, grammar)
+
     @property
     def num_committed(self) -> int:
         """Output ids that are committed."""

@@ -176,6 +176,7 @@ class Speculator:
         asked_s = time.perf_counter()
         draft = await session.draft(
             len(self._request.prompt_ids) + len(committed_ids),
+            (committed_ids or self._request.prompt_ids)[-1],
             min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS),
             self._vocab_size,
             self._timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,

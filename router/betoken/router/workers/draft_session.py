@@ -83,6 +83,7 @@ class DraftSession:
     async def draft(
         self,
         base_length: int,
+        next_id: int,
         num_tokens: int,
         vocab_size: int,
         timeout_s: float,
@@ -91,7 +92,8 @@ class DraftSession:
         takes_trees: bool = False,
         terms: DraftTerms | None = None,
     ) -> Draft:
-        """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens.
+        """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens, the last
+        of which is `next_id`.
 
         A chain, unless the target `takes_trees`. Under `terms` a drafter with confidences chooses the number.
 
@@ -109,7 +111,12 @@ class DraftSession:
         self._is_late = self._is_pending = False
         commits, self._commits = self._commits, []
         request = DraftRequest(
-            sequence_id=self.sequence_id, num_tokens=num_tokens, takes_trees=takes_trees, terms=terms
+            sequence_id=self.sequence_id,
+            base_length=base_length,
+            next_id=next_id,
+            num_tokens=num_tokens,
+            takes_trees=takes_trees,
+            terms=terms,
         )
         asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
         self._host.ask(commits, request)
@@ -120,8 +127,9 @@ class DraftSession:
             self._is_late = may_be_late
             kind = DraftLateError if may_be_late else DraftTimeoutError
             raise kind(f"no draft within {timeout_s:.3g} s") from None
-        if block.base_length != base_length:
-            raise DraftFailedError(f"a draft for length {block.base_length}, not {base_length}")
+        if (block.base_length, block.next_id) != (base_length, next_id):
+            given = f"length {block.base_length} and next id {block.next_id}"
+            raise DraftFailedError(f"a draft for {given}, not {base_length} and {next_id}")
         max_tokens = terms.max_tokens if terms is not None else num_tokens
         elapsed_ns = time.perf_counter_ns() - asked_ns
         draft = usable_draft(block, max_tokens, vocab_size, takes_trees, elapsed_ns)

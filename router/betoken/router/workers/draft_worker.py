@@ -124,7 +124,7 @@ class DraftWorker(Worker[DraftSession]):
         session: DraftSession | None = None
         try:
             session = self.open(request, (), DrafterChoice())
-            await session.draft(len(_PROBE_IDS), 1, self.hello.vocab_size or 1, timeout_s)
+            await session.draft(len(_PROBE_IDS), _PROBE_IDS[-1], 1, self.hello.vocab_size or 1, timeout_s)
             return True
         except ResourceExhaustedError:  # it works; to wait ever longer would leave each place to routers already in
             return True

@@ -155,13 +155,16 @@ def validate_commit(commit: Commit, *, vocab_size: int, max_context: int) -> Non
     check_ids("commit.ids", commit.ids, vocab_size)
 
 
-def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int) -> None:
+def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int, vocab_size: int) -> None:
     """Check a `DraftRequest`.
 
     Raises:
         InvalidArgumentError: the first field outside its limits.
     """
     _check_sequence("request", request.sequence_id)
+    if request.base_length < 1:
+        raise InvalidArgumentError("request.base_length", request.base_length, "must be at least 1")
+    check_range("request.next_id", request.next_id, 0, vocab_size - 1)
     check_range("request.num_tokens", request.num_tokens, 1, max_draft_tokens)
     if request.HasField("terms"):
         terms = request.terms

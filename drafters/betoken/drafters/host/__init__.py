@@ -1,0 +1,1 @@
+"""The drafter host that draft workers and verify workers share."""
