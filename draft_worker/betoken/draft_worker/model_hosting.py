@@ -12,6 +12,7 @@ from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
 from betoken.kernels.build import give_up
@@ -26,6 +27,8 @@ class ModelHost:
         self._progress = progress
         self._models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = {}
         """Loaded models with their pages, by name and the number of layers asked for."""
+        self.page_tables: list[PageTable] = []
+        """Page tables of the loaded models; the list changes with them."""
         at_end(give_up)
 
     @property
@@ -39,9 +42,8 @@ class ModelHost:
         infos = [runner.info for runner in self.runners if runner.info.tokenizer_hash]
         if len({info.tokenizer_hash for info in infos}) > 1:
             names = " and ".join(info.model_id for info in infos)
-            raise FailedPreconditionError(
-                f"--model, --early-exit-model, --lookahead-model: {names} have different tokenizers"
-            )
+            options = dict.fromkeys(need for spec in SPECS.values() if spec.runs_model for need in spec.needs)
+            raise FailedPreconditionError(f"{', '.join(map(_flag, options))}: {names} have different tokenizers")
         return infos[0].tokenizer_hash if infos else ""
 
     def check_tokenizers(self) -> None:
@@ -66,13 +68,12 @@ class ModelHost:
         """
         model: str = getattr(self._settings, option)
         settings = self._settings
-        path = os.path.expanduser(model)  # unlike Path's, these raise for no name
-        key = (os.path.realpath(path) if os.path.exists(path) else model, num_layers)
+        key = (_place(model), num_layers)
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
             which = {"model": model, "revision": revision, "num_layers": num_layers}
-            if "lookahead" in settings.hosted_drafters:
-                which["max_uncommitted"] = settings.max_batch_rows  # a window's rows
+            if (most := self._max_uncommitted()) is not None:
+                which["max_uncommitted"] = most
             config = EngineConfig(**settings.engine_options() | which)
             try:
                 runner = load_runner(config, self._progress)
@@ -80,7 +81,29 @@ class ModelHost:
                 place = _flag(option) if model in str(error) else f"{_flag(option)} = {model}"
                 raise FailedPreconditionError(f"{place}: {error}") from error
             self._models[key] = runner, SharedPages(runner.page_table)
+            self._list_tables()
         return self._models[key]
+
+    def forget(self, option: str) -> None:
+        """Load the model of this option again when it is next needed."""
+        place = _place(getattr(self._settings, option))
+        self._models = {key: model for key, model in self._models.items() if key[0] != place}
+        self._list_tables()
+
+    def _list_tables(self) -> None:
+        self.page_tables[:] = [runner.page_table for runner in self.runners]
+
+    def _max_uncommitted(self) -> int | None:
+        """Most rows after the committed ids that a hosted drafter needs in a forward; None = the engine's choice."""
+        specs = [SPECS[name] for name in self._settings.hosted_drafters if name in SPECS]
+        needed = [spec.max_uncommitted(self._settings) for spec in specs if spec.max_uncommitted is not None]
+        return max(needed, default=None)
+
+
+def _place(model: str) -> str:
+    """A directory's or file's real path, or a hub id."""
+    path = os.path.expanduser(model)  # unlike Path's, these raise for no name
+    return os.path.realpath(path) if os.path.exists(path) else model
 
 
 def _flag(option: str) -> str:

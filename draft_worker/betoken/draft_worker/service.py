@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
-from betoken.draft_worker.hosting import load_drafters, source_infos
+from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
-from betoken.drafters.registry import predicting_drafters
+from betoken.drafters.host.making import source_infos
+from betoken.drafters.registry import SPECS, predicting_drafters
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -81,7 +82,7 @@ def _load(
             runner.info if runner is not None else None,
             max_sequences=settings.max_sequences,
             drafters=settings.hosted_drafters,
-            sources=source_infos(settings.hosted_drafters),
+            sources=source_infos(SPECS.values(), settings.hosted_drafters),
             predicting_drafters=predicting_drafters(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
@@ -92,5 +93,4 @@ def _load(
     # The first model may have come without a tokenizer, or with the longer context: one handshake speaks for all.
     hello.tokenizer_hash = hosted.tokenizer_hash
     hello.draft_context = min((runner.info.max_context for runner in hosted.runners), default=0)
-    page_tables = [runner.page_table for runner in hosted.runners]
-    return DraftCore(hosted.drafters, page_tables, results, settings.max_sequences, fast_wake, rules_of)
+    return DraftCore(hosted.drafters, hosted.page_tables, results, settings.max_sequences, fast_wake, rules_of)

@@ -7,7 +7,9 @@ from importlib.metadata import version
 
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
-from betoken.drafters.registry import predicting_drafters
+from betoken.drafters.host.feed import FeatureFeed
+from betoken.drafters.host.making import DrafterMaker, attached_layers, attached_memory, source_infos
+from betoken.drafters.registry import SPECS, predicting_drafters
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.step_costs import measure_step_costs
 from betoken.engine.config import EngineConfig
@@ -27,13 +29,6 @@ from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
-from betoken.verify_worker.attached_hosting import (
-    attached_drafters,
-    attached_layers,
-    attached_memory,
-    attached_sources,
-    feature_feed,
-)
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
@@ -86,7 +81,8 @@ def _load(
         beside_page_bytes=memory.page_bytes,
     )
     runner = load_runner(config, progress)
-    drafters = attached_drafters(settings, runner)
+    names = settings.attached_drafters
+    drafters = DrafterMaker(settings, names, runner).make()
     try:
         grammars.append(Grammars(runner.info.tokenizer_text()))
     except FailedPreconditionError as error:
@@ -103,9 +99,9 @@ def _load(
             verification_modes=tuple(MODES),
             supports_trees=True,
             supports_constraints=bool(grammars),
-            drafters=settings.attached_drafters,
-            sources=attached_sources(settings),
-            predicting_drafters=predicting_drafters(settings.attached_drafters),
+            drafters=names,
+            sources=source_infos(SPECS[name] for name in names),
+            predicting_drafters=predicting_drafters(names),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             weight_bytes=runner.weight_bytes,
@@ -120,6 +116,6 @@ def _load(
     if max_prefill_rows is None:
         max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
     scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
-    feed = feature_feed(settings, runner)
+    feed = FeatureFeed.of_attached(settings, runner)
     attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from betoken.drafters.drafter import Drafter, DraftSequence
 from betoken.drafters.features import FeatureReader, FeatureSpan
+from betoken.drafters.registry import SPECS
+from betoken.engine.runner import ModelRunner
 from betoken.rpc.link.worker_load import SequenceKey
 
 
@@ -64,6 +66,22 @@ class FeatureFeed:
         }
         self._whole_text = frozenset(whole_text)
         self._steering_by_whole_text = self._whole_text.union(steering_by_whole_text)
+
+    @classmethod
+    def of_attached(cls, settings: Any, target: ModelRunner) -> FeatureFeed:
+        """The feed of the attached drafters that the settings name."""
+        needs = {name: need for name in settings.attached_drafters if (need := SPECS[name].features) is not None}
+        num_layers = target.parts.num_layers
+        layers = {
+            name: sorted({layer % (num_layers + 1) for layer in need.layers(settings, num_layers)})
+            for name, need in needs.items()
+        }
+        return cls(
+            layers,
+            target.feature_layers,
+            [name for name, need in needs.items() if need.of_whole_text],
+            [name for name, need in needs.items() if need.steers_by_whole_text],
+        )
 
     def reads(self, name: str) -> bool:
         """Whether the drafter of this name reads features."""
