@@ -200,7 +200,7 @@ async def test_refusals_name_the_field(link, field, entry):
     ("refuse", "value"),
     [
         (lambda: check_names({"depth": "2"}, known=()), "depth"),
-        (lambda: LookaheadSettings().override({"window": "10"}, max_rows=16), "10"),
+        (lambda: LookaheadSettings().override_within({"window": "10"}, max_rows=16), "10"),
     ],
 )
 def test_a_refusal_of_settings_keeps_its_value_and_limit_on_a_link(refuse, value):

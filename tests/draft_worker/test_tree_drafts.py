@@ -10,7 +10,7 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.model.drafter import ModelDrafter
-from betoken.drafters.model.sequence import ModelSettings
+from betoken.drafters.model.settings import ModelSettings
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig

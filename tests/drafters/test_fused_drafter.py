@@ -13,7 +13,8 @@ from betoken.drafters.fused.shadow_draft import ShadowDraft
 from betoken.drafters.host.host import DrafterHost
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.model.drafter import ModelDrafter
-from betoken.drafters.ngram.drafter import NgramDrafter, NgramSettings
+from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.drafters.ngram.settings import NgramSettings
 from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.rpc.link.commands import Close, CloseLink
 from tests.draft_worker.harness import Bench, request

@@ -10,7 +10,8 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.commands import Commit
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.ngram import drafter as ngram_drafter
-from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup, NgramSettings
+from betoken.drafters.ngram.drafter import NgramDrafter, NgramLookup
+from betoken.drafters.ngram.settings import NgramSettings
 from betoken.engine.sampling import SamplingParams
 from tests.draft_worker.harness import Bench, request
 

@@ -9,7 +9,7 @@ from betoken.draft_worker.commands import Commit
 from betoken.draft_worker.core import DraftCore
 from betoken.drafters.model import drafter as model_drafter
 from betoken.drafters.model.drafter import ModelDrafter
-from betoken.drafters.ngram.drafter import NgramSettings
+from betoken.drafters.ngram.settings import NgramSettings
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.staged.drafter import StagedDrafter
 from betoken.engine.sampler import choose_tokens

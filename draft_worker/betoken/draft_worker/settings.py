@@ -1,14 +1,11 @@
-"""Options of a draft worker. Every drafter brings its own options."""
+"""Options of a draft worker, with those of its drafters."""
 
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from betoken.drafters.early_exit.options import EarlyExitOptions
-from betoken.drafters.lookahead.options import LookaheadOptions
-from betoken.drafters.model.options import ModelOptions
-from betoken.drafters.ngram.options import NgramOptions
 from betoken.drafters.registry import SPECS, check_drafters, usual_drafters
+from betoken.drafters.worker_options import with_drafter_options
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.validation.request import MAX_DRAFTER_NAME_BYTES
 from betoken.rpc.worker_settings import WorkerSettings
@@ -22,7 +19,8 @@ DEFAULT_MAX_CONTEXT = 131_072
 """Longest sequence, tokens, unless a model supports more: an n-gram index takes some hundred bytes per token."""
 
 
-class DraftWorkerSettings(NgramOptions, LookaheadOptions, ModelOptions, EarlyExitOptions, WorkerSettings):
+@with_drafter_options(lambda spec: spec.can_host)
+class DraftWorkerSettings(WorkerSettings):
     """Options of `betoken draft-worker`."""
 
     drafters: CommaSeparated = Field(

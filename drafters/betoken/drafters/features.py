@@ -6,29 +6,14 @@ verify worker can. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from betoken.drafters.drafter import Drafter, DraftSequence
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureNeeds:
-    """Which hidden states of the target a drafter reads."""
-
-    layers: Callable[[Any, int], Sequence[int]]
-    """Layers, by the worker's settings and the target's number of decoder layers n. They are numbered as transformers'
-    `output_hidden_states`: 0 is what the first layer reads, i what layer i leaves (counted from 1), and n, or -1, the
-    state after the final norm."""
-    of_whole_text: bool = False
-    """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
-    pages that hold what others computed, whose rows nobody is told."""
-    steers_by_whole_text: bool = False
-    """Whether that is so where the target's tokens depend on drafts: they repeat only if its drafts do."""
 
 
 @dataclass(frozen=True, slots=True)

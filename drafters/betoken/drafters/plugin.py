@@ -1,11 +1,15 @@
 """Loads a user's drafter by its dotted path, `package.module:ClassName`, and makes sure that it is one."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.drafters.drafter import Drafter
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
 
 _MEMBERS = ("has_work", "open", "commit", "request", "close", "step", "check_integrity")
 
@@ -33,7 +37,7 @@ def load_plugin(path: str) -> Drafter:
     if missing:
         raise _refusal(path, f"is no Drafter: it lacks {', '.join(missing)}")
     try:
-        return cast(Drafter, cls())
+        return cast("Drafter", cls())
     except (Exception, SystemExit) as error:
         raise _refusal(path, f"cannot be made without arguments: {type(error).__name__}: {error}") from error
 

@@ -5,13 +5,14 @@ Needs neither torch nor numpy, so that services can name every drafter before th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from betoken.drafters.settings import Option, SequenceSettings
+
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
-    from betoken.drafters.features import FeatureNeeds
     from betoken.drafters.shared_pages import SharedPages
     from betoken.engine.runner import ModelRunner
 
@@ -72,6 +73,21 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureNeeds:
+    """Which hidden states of the target a drafter reads."""
+
+    layers: Callable[[Any, int], Sequence[int]]
+    """Layers, by the worker's settings and the target's number of decoder layers n. They are numbered as transformers'
+    `output_hidden_states`: 0 is what the first layer reads, i what layer i leaves (counted from 1), and n, or -1, the
+    state after the final norm."""
+    of_whole_text: bool = False
+    """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
+    pages that hold what others computed, whose rows nobody is told."""
+    steers_by_whole_text: bool = False
+    """Whether that is so where the target's tokens depend on drafts: they repeat only if its drafts do."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterSpec:
     """One drafter of the registry."""
 
@@ -110,6 +126,15 @@ class DrafterSpec:
     """Further sources of its tokens."""
     check: Callable[[Any], None] | None = None
     """Raises ValueError for settings that it cannot be made with."""
+    settings: type[SequenceSettings] | None = None
+    """Settings of a request's drafter, whose defaults are options of the worker."""
+    options: tuple[Option, ...] = ()
+    """Other options of a worker that may run it."""
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Options of a worker that may run it."""
+        return self.options + (self.settings.options() if self.settings is not None else ())
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -12,7 +12,7 @@ from betoken.drafters.drafter import DraftSequence, DraftTerms
 from betoken.drafters.eagle3.checkpoint import TargetShape, make_layer
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
-from betoken.drafters.eagle3.sequence import EagleSettings
+from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.batch import Segment

@@ -1,20 +1,19 @@
-"""Options of a verify worker."""
+"""Options of a verify worker, with those of its attached drafters."""
 
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from betoken.drafters.eagle3.options import Eagle3Options
-from betoken.drafters.medusa.options import MedusaOptions
-from betoken.drafters.ngram.options import NgramOptions
 from betoken.drafters.registry import SPECS, check_attached
+from betoken.drafters.worker_options import with_drafter_options
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.worker_settings import WorkerSettings
 
 _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
 
-class VerifyWorkerSettings(MedusaOptions, NgramOptions, Eagle3Options, WorkerSettings):
+@with_drafter_options(lambda spec: spec.can_attach)
+class VerifyWorkerSettings(WorkerSettings):
     """Options of `betoken verify-worker`."""
 
     attached_drafters: CommaSeparated = Field(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from betoken.drafters.features import FeatureNeeds
-from betoken.drafters.spec import DrafterContext, DrafterSpec, Memory
+from betoken.drafters.eagle3.settings import EagleSettings
+from betoken.drafters.settings import Option
+from betoken.drafters.spec import DrafterContext, DrafterSpec, FeatureNeeds, Memory
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
@@ -30,14 +31,24 @@ def _make(host: DrafterContext) -> Drafter:
     return make_drafter(host)
 
 
+_LAYER = Option(
+    "eagle3",
+    str,
+    None,
+    "Directory or hub id of the layer of `eagle3`: EAGLE-3, or weights of EAGLE-1 and EAGLE-2.",
+    names_weights=True,
+)
+
 SPEC = DrafterSpec(
     name="eagle3",
     make=_make,
     explains="accepted from the EAGLE layer",
     colour="blue underline",
-    needs=("eagle3",),
+    needs=(_LAYER.name,),
     can_attach=True,
     can_host=False,
     memory=_memory,
     features=FeatureNeeds(layers=_layers, steers_by_whole_text=True),
+    settings=EagleSettings,
+    options=(_LAYER,),
 )

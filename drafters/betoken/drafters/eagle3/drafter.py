@@ -23,7 +23,8 @@ from betoken.drafters.eagle3.choice import Children, Chooser
 from betoken.drafters.eagle3.context import LayerContext
 from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.pass_price import PassPrice
-from betoken.drafters.eagle3.sequence import EagleDraft, EagleSequence, EagleSettings, Part
+from betoken.drafters.eagle3.sequence import EagleDraft, EagleSequence, Part
+from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.eagle3.tree import DynamicTree
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import IdlePages, SharedPages

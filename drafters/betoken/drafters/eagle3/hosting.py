@@ -13,7 +13,7 @@ from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer, read_shape_of, weight_files
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward, kv_shape
-from betoken.drafters.eagle3.sequence import EagleSettings
+from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.spec import DrafterContext, Memory
 from betoken.engine.errors import ModelRefusedError
@@ -75,7 +75,7 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
         [places[layer] for layer in loaded.state_layers],
         info.vocab_size,
         target.max_batch_rows,
-        EagleSettings(settings.eagle3_branches, settings.eagle3_depth),
+        EagleSettings.of_options(settings),
     )
 
 

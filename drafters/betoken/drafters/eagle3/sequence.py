@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,34 +9,11 @@ from torch import Tensor
 
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.eagle3.context import LayerContext
-from betoken.drafters.eagle3.options import MAX_BRANCHES, MAX_DEPTH
+from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.eagle3.tree import DynamicTree
-from betoken.drafters.settings import check_names, integer
 from betoken.engine.batch import Segment
 from betoken.engine.sampler import SampleGroup
 from betoken.engine.sparse_probs import SparseProbs
-
-
-@dataclass(frozen=True, slots=True)
-class EagleSettings:
-    """How a layer drafts; every field may be set per sequence by its name."""
-
-    max_branches: int = 8
-    """Children per node, and nodes that are asked in a pass; 1 = chains."""
-    max_depth: int = 6
-    """Ids on the longest path."""
-
-    def override(self, settings: Mapping[str, str]) -> EagleSettings:
-        """These settings with a sequence's own.
-
-        Raises:
-            InvalidArgumentError: an unknown name, or a value outside its limits.
-        """
-        check_names(settings, tuple(self.__slots__))
-        return EagleSettings(
-            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
-            integer(settings, "max_depth", self.max_depth, 1, MAX_DEPTH),
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from betoken.drafters.lookahead.settings import LookaheadSettings
+from betoken.drafters.settings import Option
 from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
 
-_MODELS = ("lookahead_model", "model", "early_exit_model")
+_MODEL = Option(
+    "lookahead_model",
+    str,
+    "",
+    "Model that `lookahead` iterates: a directory, or a hub id; default: --model, else the target.",
+    names_weights=True,
+)
+_MODELS = (_MODEL.name, "model", "early_exit_model")
 """Settings that name the model it iterates; the first that is given."""
 
 
 def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.lookahead.drafter import LookaheadDrafter
-    from betoken.drafters.lookahead.settings import LookaheadSettings
 
     options = host.settings
     option = SPEC.used(options)
     assert option is not None, "settings are checked before drafters are made"
     runner, pages = host.model(option)
-    settings = LookaheadSettings(
-        window=options.lookahead_window,
-        ngram_size=options.lookahead_ngram_size,
-        guesses=options.lookahead_guesses,
-        steps=options.lookahead_steps,
-        seed_from_prompt=options.lookahead_seed_from_prompt,
-    )
+    settings = LookaheadSettings.of_options(options)
     return LookaheadDrafter(runner, options.max_batch_rows, host.max_prefill_rows, settings, pages)
 
 
@@ -47,5 +49,7 @@ SPEC = DrafterSpec(
     needs=_MODELS,
     runs_model=True,
     check=_check,
+    settings=LookaheadSettings,
+    options=(_MODEL,),
     max_uncommitted=lambda settings: settings.max_batch_rows,  # a window's rows
 )

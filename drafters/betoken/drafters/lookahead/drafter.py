@@ -83,7 +83,7 @@ class LookaheadDrafter:
         self._runner = runner
         self._max_rows = max_rows
         self._max_prefill_rows = max_prefill_rows
-        self._settings = (settings or LookaheadSettings()).override({}, max_rows)
+        self._settings = (settings or LookaheadSettings()).override_within({}, max_rows)
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
         self._states: dict[DraftSequence, _Lookahead] = {}  # who waited longest for a forward comes first
@@ -94,7 +94,7 @@ class LookaheadDrafter:
         return any(state.num_wanted is not None or state.num_steps_left or state.num_unpooled for state in states)
 
     def open(self, sequence: DraftSequence) -> None:
-        settings = self._settings.override(sequence.settings, self._max_rows)
+        settings = self._settings.override_within(sequence.settings, self._max_rows)
         rng = random.Random(sequence.params.seed)
         window = Window(settings.window, settings.ngram_size, lambda: rng.choice(sequence.prompt_ids))
         params = replace(sequence.params, temperature=0.0) if sequence.wants_probs else sequence.params

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from betoken.drafters.features import FeatureNeeds
-from betoken.drafters.spec import DrafterContext, DrafterSpec
+from betoken.drafters.medusa.settings import MedusaSettings
+from betoken.drafters.settings import Option
+from betoken.drafters.spec import DrafterContext, DrafterSpec, FeatureNeeds
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
@@ -17,6 +19,30 @@ def _make(host: DrafterContext) -> Drafter:
     return make_drafter(host)
 
 
+def _check_directory(path: Path) -> None:
+    if not path.is_dir():
+        raise ValueError("must be a directory")
+
+
+_OPTIONS = (
+    Option(
+        "medusa",
+        Path,
+        None,
+        "Directory of the heads that `medusa` drafts with; default: those in the target's own checkpoint, if it holds"
+        " some.",
+        names_weights=True,
+    ),
+    Option(
+        "adapter_dir",
+        Path,
+        None,
+        "Folder of further heads; a request names one by its directory's name; default: none.",
+        check=_check_directory,
+    ),
+    Option("max_adapters", int, 4, "Most adapters in memory; the least recently used goes.", 1, 1024),
+)
+
 SPEC = DrafterSpec(
     name="medusa",
     make=_make,
@@ -25,4 +51,6 @@ SPEC = DrafterSpec(
     can_attach=True,
     can_host=False,
     features=FeatureNeeds(layers=lambda settings, num_layers: (num_layers,)),
+    settings=MedusaSettings,
+    options=_OPTIONS,
 )

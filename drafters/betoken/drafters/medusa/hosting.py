@@ -37,7 +37,7 @@ def make_drafter(host: DrafterContext) -> MedusaDrafter:
     if own is None:
         logger.warning("requests that name no adapter go without drafts of `medusa`: --medusa is not given")
     store = AdapterStore(options.adapter_dir, target, options.max_adapters)
-    settings = MedusaSettings(options.medusa_tree, options.medusa_branches)
+    settings = MedusaSettings.of_options(options)
     return MedusaDrafter(own, store, target.info.vocab_size, settings)
 
 

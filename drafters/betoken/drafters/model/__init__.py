@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
     """A drafter over the model, or its first layers, that `option` names."""
     from betoken.drafters.model.drafter import ModelDrafter
-    from betoken.drafters.model.sequence import ModelSettings
 
     runner, pages = host.model(option, num_layers)
-    settings = ModelSettings(host.settings.model_branches, host.settings.model_depth)
+    settings = ModelSettings.of_options(host.settings)
     return ModelDrafter(runner, host.settings.max_batch_rows, host.max_prefill_rows, source, settings, pages)
 
 
@@ -28,4 +28,5 @@ SPEC: DrafterSpec = DrafterSpec(
     needs=("model",),
     runs_model=True,
     is_usual=True,
+    settings=ModelSettings,
 )

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
-from betoken.drafters.model.sequence import DraftKV, Guesser, ModelSettings, Planned, chain_part, tree_part
+from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_part, tree_part
+from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
 from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.draft_probs import sample_drafts

@@ -3,18 +3,15 @@
 Knows ids, slots and nodes; no logits, no other sequence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.model.tree import ModelTree
-from betoken.drafters.settings import check_names, integer
 from betoken.engine.batch import Segment
 from betoken.engine.sparse_probs import SparseProbs
-
-MAX_BRANCHES = 16
-MAX_DEPTH = 512
 
 
 class Guesser(Protocol):
@@ -32,28 +29,6 @@ class Guesser(Protocol):
     def guess(self, draft_ids: list[int], num_tokens: int) -> list[int]:
         """At most `num_tokens` guesses at what the model says after the committed ids and `draft_ids`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How a model drafts; every field may be set per sequence by its name."""
-
-    max_branches: int = 1
-    """Children per node of a tree; 1 = chains."""
-    max_depth: int = 0
-    """Ids on a tree's longest path; 0 = as many as it has nodes."""
-
-    def override(self, settings: Mapping[str, str]) -> "ModelSettings":
-        """These settings with a sequence's own.
-
-        Raises:
-            InvalidArgumentError: an unknown name, or a value outside its limits.
-        """
-        check_names(settings, tuple(self.__slots__))
-        return ModelSettings(
-            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
-            integer(settings, "max_depth", self.max_depth, 0, MAX_DEPTH),
-        )
 
 
 @dataclass(slots=True)

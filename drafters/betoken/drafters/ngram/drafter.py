@@ -7,65 +7,27 @@ most recent occurrence, or a tree of the most frequent continuations where the t
 device.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from betoken.common.economy.acceptance import Calibration
 from betoken.common.economy.terms import DraftTerms
-from betoken.common.errors import InvalidArgumentError
 from betoken.common.names import PREDICTION
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.immediate import ImmediateDrafter
 from betoken.drafters.ngram.prediction import Place, Prediction, grow_places
+from betoken.drafters.ngram.settings import NgramSettings
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.ngram.tree import grow_tree
-from betoken.drafters.settings import check_names, integer
 
 SOURCE = "ngram"
 """Name that its tokens are credited to: that of its spec."""
-
-MAX_NGRAM = 1024
-MAX_BRANCHES = 16
-MAX_DRAFT_FACTOR = 512
 
 _MAX_IDS_AT_ONCE = 2048
 """Taken in between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait meanwhile."""
 _MAX_CONFIDENCE = 6
 """Confidence of matches of 32 tokens and more: they are seldom wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class NgramSettings:
-    """How to look up; every field may be set per sequence by its name."""
-
-    min_ngram: int = 1
-    """Shortest match that is drafted from, tokens."""
-    max_ngram: int = 0
-    """Longest match that is looked for, tokens; 0 = any."""
-    max_branches: int = 4
-    """Continuations per node of a tree; 1 = always the most recent one, as a chain."""
-    draft_factor: int = 4
-    """A draft is at most so many times as long as its match; 0 = as long as asked for."""
-
-    def override(self, settings: Mapping[str, str]) -> "NgramSettings":
-        """These settings with a sequence's own.
-
-        Raises:
-            InvalidArgumentError: an unknown name, or a value outside its limits.
-        """
-        check_names(settings, tuple(self.__slots__))
-        new = NgramSettings(
-            integer(settings, "min_ngram", self.min_ngram, 1, MAX_NGRAM),
-            integer(settings, "max_ngram", self.max_ngram, 0, MAX_NGRAM),
-            integer(settings, "max_branches", self.max_branches, 1, MAX_BRANCHES),
-            integer(settings, "draft_factor", self.draft_factor, 0, MAX_DRAFT_FACTOR),
-        )
-        if new.max_ngram and new.min_ngram > new.max_ngram:
-            limit = f"must be at most max_ngram = {new.max_ngram}"
-            raise InvalidArgumentError("drafter.settings.min_ngram", new.min_ngram, limit)
-        return new
 
 
 class _ScoredDraft(NamedTuple):

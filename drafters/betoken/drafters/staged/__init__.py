@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from betoken.drafters import model, ngram
+from betoken.drafters import model
+from betoken.drafters.ngram.settings import NgramSettings
 from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.staged.drafter import StagedDrafter
 
-    return StagedDrafter(cast("ModelDrafter", host.drafter(model.SPEC.name)), ngram.settings_of(host))
+    return StagedDrafter(cast("ModelDrafter", host.drafter(model.SPEC.name)), NgramSettings.of_options(host.settings))
 
 
-SPEC = DrafterSpec(name="staged", make=_make, needs=model.SPEC.needs, runs_model=True, is_usual=True)
+SPEC = DrafterSpec(
+    name="staged", make=_make, needs=model.SPEC.needs, runs_model=True, is_usual=True, settings=NgramSettings
+)

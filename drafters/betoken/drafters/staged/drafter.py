@@ -6,7 +6,8 @@ Source: Spector and Re, "Accelerating LLM Inference with Staged Speculative Deco
 
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.model.drafter import ModelDrafter
-from betoken.drafters.ngram.drafter import NgramLookup, NgramSettings
+from betoken.drafters.ngram.drafter import NgramLookup
+from betoken.drafters.ngram.settings import NgramSettings
 
 
 class StagedDrafter:
