@@ -115,7 +115,7 @@ def break_file(directory: Path, fault: str) -> None:
         ("half an output", "3 heads have 2 output layers"),
         ("half a bias", "some blocks have a bias"),
         ("empty", "there are no heads"),
-        ("cut", "medusa_lm_head.safetensors cannot be read"),
+        ("cut", "medusa_lm_head.safetensors is not a safetensors file, or cut off"),
         ("gone", "there is none of medusa_lm_head.safetensors, medusa_lm_head.pt"),
         ("config", "config.json: must be an object"),
     ],

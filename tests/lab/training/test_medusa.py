@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from betoken.drafters.medusa.layouts import check_base, lay_out
-from betoken.drafters.medusa.tensor_files import find_file, open_tensors
+from betoken.engine.weights.tensor_files import open_tensors
 from betoken.training import medusa
 from betoken.training.batches import pad
 from betoken.training.medusa_heads import TrainableHeads, load_heads, save_heads
@@ -44,7 +44,7 @@ def test_heads_learn_and_lie_in_the_published_layout(tiny_pair: Path, tmp_path: 
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 1)
     assert config["version"] == ("1" if kind == "own heads" else "2")
     assert "guess 1" in (out / "README.md").read_text() and (out / "loss.png").stat().st_size > 1000
-    layout = lay_out(open_tensors(find_file(out, ["medusa_lm_head.safetensors"])), hidden_size=32, vocab_size=512)
+    layout = lay_out(open_tensors(out / "medusa_lm_head.safetensors"), hidden_size=32, vocab_size=512)
     assert layout.num_heads == 2 and len(layout.output_layers) == (2 if kind == "own heads" else 0)
     check_base(config, {"target"})
     assert ((out / "target" / "config.json").exists()) == (kind == "backbone")

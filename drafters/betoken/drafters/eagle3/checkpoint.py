@@ -7,21 +7,19 @@ too much. Knows files and names, not how a layer is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from betoken.drafters.eagle3.module import Eagle1Layer, Eagle3Layer, Rotary
 from betoken.drafters.eagle3.shape import EagleShape, read_shape
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import check_is_file, shard_paths
+from betoken.engine.weights.tensor_files import open_tensors
 
 _INDEX, _WHOLE, _PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
@@ -57,20 +55,13 @@ class LoadedLayer:
 
 
 def read_shape_of(directory: Path) -> EagleShape:
-    """The shape of the layer in a directory; of its weights only names are read, where that can be done.
+    """The shape of the layer in a directory; of its weights only names are read.
 
     Raises:
         ModelRefusedError: it is no such directory, with the reason.
     """
     config = _read_json(directory / "config.json")
-    names: set[str] = set()
-    for path in weight_files(directory):
-        if path.suffix == ".bin":
-            names |= _read_pickled(path).keys()
-        else:
-            with _reading(path), safe_open(path, framework="pt") as file:
-                names |= set(file.keys())
-    return read_shape(config, _version(names))
+    return read_shape(config, _version({name for path in weight_files(directory) for name in open_tensors(path)}))
 
 
 def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
@@ -80,14 +71,8 @@ def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
         ModelRefusedError: it is no such directory, with the reason.
     """
     config = _read_json(directory / "config.json")
-    stored: dict[str, Tensor] = {}
-    for path in weight_files(directory):
-        if path.suffix == ".bin":
-            stored |= _read_pickled(path)
-            continue
-        with _reading(path):
-            stored |= load_file(path)
-    tensors = {_plain_name(name): tensor for name, tensor in stored.items() if not name.endswith(_LEFT_ALONE)}
+    stored = {name: tensor for path in weight_files(directory) for name, tensor in open_tensors(path).items()}
+    tensors = {_plain_name(name): tensor.read() for name, tensor in stored.items() if not name.endswith(_LEFT_ALONE)}
     version = _version(tensors)
     if version == 3:
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
@@ -215,24 +200,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _version(names: Iterable[str]) -> int:
     return 3 if any(name.endswith("hidden_norm.weight") for name in names) else 1
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    check_is_file(path)
-    try:
-        yield
-    except ModelRefusedError:
-        raise
-    except Exception as error:  # whatever its contents are taken for
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelRefusedError(f"{path.name}: {reason}") from error
-
-
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Tensors of a pickle, by the loader that makes nothing but tensors."""
-    with _reading(path):
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
-        raise ModelRefusedError(f"{path.name}: must hold tensors by name")
-    return {str(name): tensor for name, tensor in content.items()}

@@ -18,10 +18,10 @@ from betoken.common.economy.acceptance import Calibration
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.medusa.layouts import HeadsLayout, check_base, lay_out
 from betoken.drafters.medusa.module import MedusaHeads
-from betoken.drafters.medusa.tensor_files import find_file, open_tensors
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.plausible import check_is_file, check_sizes
+from betoken.engine.weights.tensor_files import open_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,10 @@ def describe(directory: Path, target: ModelRunner) -> HeadsLayout:
         raise ModelRefusedError("config.json: must be an object")
     check_sizes(config)
     check_base(config, {target.info.model_id})
-    tensors = open_tensors(find_file(directory, _FILES))
-    return lay_out(tensors, target.parts.hidden_size, target.info.vocab_size)
+    file = next((directory / name for name in _FILES if (directory / name).exists()), None)
+    if file is None:
+        raise ModelRefusedError(f"there is none of {', '.join(_FILES)}")
+    return lay_out(open_tensors(file), target.parts.hidden_size, target.info.vocab_size)
 
 
 class AdapterStore:

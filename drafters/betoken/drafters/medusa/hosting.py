@@ -12,11 +12,11 @@ from betoken.drafters.medusa.drafter import MedusaDrafter
 from betoken.drafters.medusa.layouts import PREFIX_IN_TARGET, HeadsLayout, lay_out
 from betoken.drafters.medusa.module import MedusaHeads
 from betoken.drafters.medusa.settings import MedusaSettings
-from betoken.drafters.medusa.tensor_files import UnreadTensor, open_tensors
 from betoken.drafters.spec import DrafterContext
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import weight_files
+from betoken.engine.weights.tensor_files import FileTensor, open_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def _in_target(target: ModelRunner) -> HeadsLayout | None:
     """Heads that were trained with the target and lie in its checkpoint; None without any."""
     path = target.info.path
     files = weight_files(path) if path is not None and path.is_dir() else []
-    tensors: Mapping[str, UnreadTensor] = {
+    tensors: Mapping[str, FileTensor] = {
         name: tensor
         for file in files
         for name, tensor in open_tensors(file).items()

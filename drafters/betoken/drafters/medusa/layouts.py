@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from betoken.drafters.medusa.tensor_files import UnreadTensor
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.tensor_files import FileTensor
 
 PREFIX_IN_TARGET = "medusa_head."
 """Beginning of the heads' names in a target's checkpoint."""
@@ -27,11 +27,11 @@ _SHARED_HEAD, _TOKEN_MAP = "lm_head.weight", "token_map"
 class HeadsLayout:
     """Where every part of the heads lies."""
 
-    blocks: list[list[tuple[UnreadTensor, UnreadTensor | None]]]
+    blocks: list[list[tuple[FileTensor, FileTensor | None]]]
     """Weight [H, H] and bias [H] of each head's residual blocks."""
-    output_layers: list[UnreadTensor]
+    output_layers: list[FileTensor]
     """Weight [V', H] of each head's output layer; one for all, or none where it is the target's."""
-    token_map: UnreadTensor | None
+    token_map: FileTensor | None
     """[V'] ids of the target that the rows of output layers stand for; None = their own numbers."""
 
     @property
@@ -40,15 +40,15 @@ class HeadsLayout:
         return len(self.blocks)
 
 
-def lay_out(tensors: Mapping[str, UnreadTensor], hidden_size: int, vocab_size: int) -> HeadsLayout:
+def lay_out(tensors: Mapping[str, FileTensor], hidden_size: int, vocab_size: int) -> HeadsLayout:
     """The heads that these tensors are, for a target of that width and vocabulary.
 
     Raises:
         ModelRefusedError: they are none, or not for this target, with the tensor's name.
     """
-    blocks: dict[tuple[int, int], dict[str, UnreadTensor]] = {}
-    outputs: dict[int, UnreadTensor] = {}
-    shared: list[UnreadTensor] = []
+    blocks: dict[tuple[int, int], dict[str, FileTensor]] = {}
+    outputs: dict[int, FileTensor] = {}
+    shared: list[FileTensor] = []
     token_map = None
     for name, tensor in tensors.items():
         plain = _plain(name)
@@ -85,8 +85,8 @@ def _plain(name: str) -> str:
 
 
 def _in_order(
-    blocks: Mapping[tuple[int, int], Mapping[str, UnreadTensor]],
-) -> list[list[tuple[UnreadTensor, UnreadTensor | None]]]:
+    blocks: Mapping[tuple[int, int], Mapping[str, FileTensor]],
+) -> list[list[tuple[FileTensor, FileTensor | None]]]:
     num_heads = 1 + max((head for head, _ in blocks), default=-1)
     num_blocks = 1 + max((block for _, block in blocks), default=-1)
     if not blocks:
@@ -101,7 +101,7 @@ def _in_order(
     ]
 
 
-def _check(name: str, tensor: UnreadTensor, shape: list[int]) -> None:
+def _check(name: str, tensor: FileTensor, shape: list[int]) -> None:
     if list(tensor.shape) != shape:
         raise ModelRefusedError(f"{name}: {list(tensor.shape)}: must be {shape} for this target")
     if not tensor.is_floating_point:

@@ -1,9 +1,11 @@
-"""Tensors of safetensors files by name: headers are held against the files, contents are read as they are asked for.
+"""Tensors by name, from safetensors files and from files that torch saved; contents are read one by one.
 
-Nothing is mapped: pages of a file that were read would count as this process's for as long as one tensor lives.
+Headers of safetensors are checked against their files. No tensor that was read is mapped: its file's pages would count
+as this process's memory for as long as one tensor lives.
 """
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.plausible import check_is_file
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -36,6 +39,7 @@ MAX_HEADER_BYTES = 100_000_000
 """As safetensors itself allows."""
 _LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 8
+_PICKLED = (".bin", ".pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class StoredTensor:
     start: int
     """Bytes before it in the file."""
     num_bytes: int
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its type is a floating-point type."""
+        return self.dtype.startswith(("F", "BF"))
 
     def get_dtype(self) -> str:
         """See safetensors."""
@@ -75,6 +84,55 @@ class StoredTensor:
         if len(data) != self.num_bytes:
             raise ModelRefusedError(f"{self.path} is cut off: it lacks {self.num_bytes - len(data)} bytes")
         return torch.from_numpy(data).view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PickledTensor:
+    """A tensor of a file that torch saved, mapped until it is read."""
+
+    mapped: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return tuple(self.mapped.shape)
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its type is a floating-point type."""
+        return self.mapped.is_floating_point()
+
+    def read(self) -> Tensor:
+        """The tensor, in its own memory."""
+        return self.mapped.clone()
+
+
+FileTensor = StoredTensor | PickledTensor
+
+
+def open_tensors(path: Path) -> Mapping[str, FileTensor]:
+    """The tensors of a safetensors file, or of one that torch saved, by the loader that makes tensors only.
+
+    Raises:
+        ModelRefusedError: it is neither, is cut off, or holds other objects.
+    """
+    check_is_file(path)
+    try:
+        return _open_pickled(path) if path.suffix in _PICKLED else read_header(path)
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # unpickling may raise anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelRefusedError(f"{path.name}: {reason}") from error
+
+
+def _open_pickled(path: Path) -> dict[str, PickledTensor]:
+    if not zipfile.is_zipfile(path):  # older ones would have to be read whole
+        raise ModelRefusedError(f"{path.name}: must be a file of torch 1.6 or later")
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ModelRefusedError(f"{path.name}: must hold tensors by name")
+    return {str(name): PickledTensor(tensor) for name, tensor in content.items()}
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
