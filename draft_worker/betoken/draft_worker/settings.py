@@ -1,4 +1,4 @@
-"""Options of a draft worker, with those of its drafters."""
+"""Options of a draft worker, its drafters' included."""
 
 from typing import Self
 
@@ -26,15 +26,15 @@ class DraftWorkerSettings(WorkerSettings):
     drafters: CommaSeparated = Field(
         _AUTO,
         description=f"Drafters hosted, the default first: {_HOSTED}, or package.module:Class;"
-        f" auto = those of {_USUAL} that there is a model for.",
+        f" auto = {_USUAL}, except drafters whose model is not given.",
     )
     model: str = Field("", description="Draft model: a GGUF file, a directory in Hugging Face format, or a hub id.")
     max_context: int | None = Field(
         None,
         ge=2,
         le=1 << 24,
-        description=f"Longest prompt + output drafted for, tokens; default: {DEFAULT_MAX_CONTEXT}, or more where a"
-        " hosted model holds that.",
+        description=f"Longest prompt + output drafted for, tokens; default: {DEFAULT_MAX_CONTEXT}, or more if a"
+        " hosted model supports more.",
     )
     kv_memory_bytes: int = Field(1 << 30, ge=1 << 20, description="Memory for KV pages of each model, bytes.")
 

@@ -40,7 +40,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What `setting` says of a field."""
+    """Declaration of a field by `setting`."""
 
     option: str | None
     help: str
@@ -106,7 +106,7 @@ class SequenceSettings:
         return new
 
     def conflict(self, called: Callable[[str], str]) -> tuple[str, str] | None:
-        """Name and limit of a field that does not fit another; `called` maps names to those that the reader knows."""
+        """Name and limit of a field that does not fit another. `called`: maps field names to names that the user knows."""
         return None
 
     @classmethod

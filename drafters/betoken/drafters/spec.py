@@ -82,9 +82,9 @@ class FeatureNeeds:
     state after the final norm."""
     of_whole_text: bool = False
     """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
-    pages that hold what others computed, whose rows nobody is told."""
+    cached pages, whose rows are not observed."""
     steers_by_whole_text: bool = False
-    """Whether that is so where the target's tokens depend on drafts: they repeat only if its drafts do."""
+    """Whether it needs them if the target's tokens depend on drafts, which then must repeat."""
 
 
 @dataclass(frozen=True, slots=True)

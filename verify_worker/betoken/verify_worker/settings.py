@@ -1,4 +1,4 @@
-"""Options of a verify worker, with those of its attached drafters."""
+"""Options of a verify worker, its attached drafters' included."""
 
 from typing import Any, Self
 

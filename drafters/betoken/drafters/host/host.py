@@ -83,7 +83,7 @@ class DrafterHost:
         """Open the sequence in the drafter of this name.
 
         Raises:
-            InvalidArgumentError: there is no such drafter, or it refuses the sequence's settings.
+            InvalidArgumentError: the drafter is unknown, or rejects the sequence's settings.
             InternalError: the drafter failed.
         """
         if name not in self._drafters:
@@ -279,7 +279,7 @@ class DrafterHost:
         return answers
 
     def _feed_rows(self, name: str, candidates: Iterable[HostedSequence], committed: CommittedRows) -> None:
-        """Pass rows to the drafter `name`, for those of the candidates that it holds."""
+        """Pass rows to the drafter `name`, for the candidates that it holds."""
         views = [(hosted, hosted.views.get(name)) for hosted in candidates if hosted.key in committed.rows]
         held = [(hosted, view) for hosted, view in views if view is not None]
         if not held or self._feed is None:

@@ -24,7 +24,7 @@ class Request:
     """Request for one draft."""
 
     num_tokens: int
-    """Most draft tokens if there are no terms."""
+    """Most draft tokens without terms."""
     max_tokens: int
     """Most draft tokens of the answer."""
     takes_trees: bool = False
@@ -49,7 +49,7 @@ class Request:
         if max(drafted.draft_ids, default=0) >= vocab_size:
             raise ValueError(f"draft ids {drafted.draft_ids}: not all are below {vocab_size}")
         if drafted.parents is not None and not self.takes_trees:
-            raise ValueError("a tree where a chain was requested")
+            raise ValueError("a tree instead of a chain")
 
 
 @dataclass(slots=True, eq=False)

@@ -43,7 +43,7 @@ class DrafterMaker:
         """Set before drafters that run models are made."""
         self._names = names
         self._target = target
-        # Plug-ins first: one that is none is rejected before any model is loaded.
+        # Plug-ins first, so that a bad one is rejected before any model is loaded.
         self._made = {name: load_plugin(name) for name in names if is_plugin_path(name)}
 
     def make(self) -> dict[str, Drafter]:
@@ -55,7 +55,7 @@ class DrafterMaker:
         return {name: self.drafter(name) for name in self._names}
 
     def make_again(self, names: Collection[str]) -> dict[str, Drafter]:
-        """New drafters in place of these and of those that share their models, with weights read again.
+        """New drafters in place of `names` and of all that share their models, with weights read again.
 
         Raises:
             FailedPreconditionError: see `make`; the drafters in use stay as they are.

@@ -13,5 +13,9 @@ class ModelSettings(SequenceSettings):
         1, "Children per node of a tree of `model` or `early_exit`; 1 = chains.", 1, 16, option="model_branches"
     )
     max_depth: int = setting(
-        0, "Ids on the longest path of such a tree; 0 = as many as its nodes.", 0, 512, option="model_depth"
+        0,
+        "Ids on the longest path of a tree of `model` or `early_exit`; 0 = its number of nodes.",
+        0,
+        512,
+        option="model_depth",
     )

@@ -111,7 +111,7 @@ FileTensor = StoredTensor | PickledTensor
 
 
 def open_tensors(path: Path) -> Mapping[str, FileTensor]:
-    """The tensors of a safetensors file, or of one that torch saved, by the loader that makes tensors only.
+    """Tensors of a safetensors file, or of a `torch.save` file by the loader that makes only tensors.
 
     Raises:
         ModelRefusedError: it is neither, is cut off, or holds other objects.
