@@ -106,7 +106,7 @@ class SequenceSettings:
         return new
 
     def conflict(self, called: Callable[[str], str]) -> tuple[str, str] | None:
-        """Name and limit of a field that does not fit another. `called`: maps field names to names that the user knows."""
+        """Name and limit of a field that does not fit another. `called`: maps field names to those the user knows."""
         return None
 
     @classmethod
