@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from betoken.common.errors import InvalidArgumentError
 
@@ -86,7 +86,9 @@ class SequenceSettings:
     @classmethod
     def of_options(cls, options: Any) -> Self:
         """The defaults of a worker with these options."""
-        return cls(**{name: getattr(options, said.option) for name, _, said in _declared(cls) if said.option})
+        given = {name: getattr(options, said.option) for name, _, said in _declared(cls) if said.option}
+        made: Self = cast(Any, cls)(**given)
+        return made
 
     def override(self, settings: Mapping[str, str]) -> Self:
         """These settings with a request's own.
@@ -96,10 +98,8 @@ class SequenceSettings:
         """
         declared = {name: (default, said) for name, default, said in _declared(type(self))}
         check_names(settings, tuple(declared))
-        new = dataclasses.replace(
-            self,  # type: ignore[type-var]
-            **{name: _read(settings, name, *declared[name]) for name in settings},
-        )
+        read = {name: _read(settings, name, *declared[name]) for name in settings}
+        new: Self = dataclasses.replace(cast(Any, self), **read)
         if (conflict := new.conflict(lambda name: name)) is not None:
             name, limit = conflict
             raise InvalidArgumentError(f"drafter.settings.{name}", getattr(new, name), limit)

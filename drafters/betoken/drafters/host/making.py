@@ -65,8 +65,9 @@ class DrafterMaker:
         before = dict(self._made)
         for name in again:
             del self._made[name]
-        for option in options if self.models is not None else ():
-            self.models.forget(option)
+        if (models := self.models) is not None:
+            for option in options:
+                models.forget(option)
         try:
             return {name: self.drafter(name) for name in again}
         except BaseException:
