@@ -1,24 +1,29 @@
-"""Every drafter that comes with the project, in the order in which settings list them.
-
-A new drafter is a folder with a `SPEC`, and one line here.
-"""
+"""Specs of all drafters of the project, in the order of the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
-from betoken.drafters import eagle3, early_exit, fused, grammar, lookahead, medusa, model, ngram, staged
 from betoken.drafters.plugin import is_plugin_path
 from betoken.drafters.spec import DrafterSpec
 
-SPECS: dict[str, DrafterSpec] = {
-    spec.name: spec
-    for spec in (
-        *(fused.SPEC, model.SPEC, ngram.SPEC, staged.SPEC),
-        *(lookahead.SPEC, early_exit.SPEC, grammar.SPEC, medusa.SPEC, eagle3.SPEC),
-    )
-}
+_FOLDERS = (
+    "fused",
+    "model",
+    "ngram",
+    "staged",
+    "lookahead",
+    "early_exit",
+    "grammar",
+    "medusa",
+    "eagle3",
+)
+"""Folders with a `SPEC`. A new drafter is a folder and one line here."""
+
+_FOUND: list[DrafterSpec] = [import_module(f"{__package__}.{folder}").SPEC for folder in _FOLDERS]
+SPECS: dict[str, DrafterSpec] = {spec.name: spec for spec in _FOUND}
 """Specs by name."""
 
 

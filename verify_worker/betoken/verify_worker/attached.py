@@ -82,8 +82,7 @@ class AttachedDrafters:
         self.host.observe(committed)
 
     def propose(self, row_price: float) -> None:
-        """Request drafts for all sequences whose next round may have one, and run a unit of work of each drafter.
-        Finished drafts become blocks of their sequences.
+        """Request drafts for all sequences that want one; make finished drafts the blocks of their sequences.
 
         `row_price`: price of verifying a draft token, in tokens.
         """
@@ -102,20 +101,19 @@ class AttachedDrafters:
                 self._trials[seq.drafter].came(terms, len(answer.drafted.draft_ids))
 
     def lost(self, hosted: HostedSequence) -> None:
-        """See `HostSink`: the sequence keeps its place here until it is closed."""
+        """See `HostSink`."""
 
     def check_integrity(self) -> None:
         """Check the accounting of the drafters; raises if it is wrong."""
         self.host.check_integrity()
 
     def _request(self, seq: VerifySequence, hosted: HostedSequence, row_price: float) -> None:
-        draft = hosted.sequence
         room = seq.max_length - seq.committed_length - 1
         if room <= 0:
             return
         # A length that follows the clock would change tokens that depend on drafts.
-        is_priced = seq.rounds.is_priced and not draft.steers_tokens
+        is_priced = seq.rounds.is_priced and not hosted.sequence.steers_tokens
         max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
         terms = self._trials[seq.drafter].terms(DraftTerms(max_tokens, row_price)) if is_priced else None
-        num_tokens = min(room, seq.rounds.num_draft_tokens)
-        self.host.request(hosted, Request(num_tokens, max_tokens, draft.takes_trees, terms, time.perf_counter_ns()))
+        num_tokens, now_ns = min(room, seq.rounds.num_draft_tokens), time.perf_counter_ns()
+        self.host.request(hosted, Request(num_tokens, max_tokens, hosted.sequence.takes_trees, terms, now_ns))
