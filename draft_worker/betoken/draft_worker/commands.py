@@ -60,7 +60,7 @@ class Open:
             settings=dict(self.settings),
             deadline_s=self.deadline_s,
             wants_probs=self.wants_probs,
-            steers_tokens=self.steers_tokens,
+            draft_affects_output=self.draft_affects_output,
             predicted_ids=self.predicted_ids,
             span=self.span,
         )
@@ -120,7 +120,9 @@ class RequestDraft:
             raise FailedPreconditionError(
                 f"request.base_length = {self.base_length} and request.next_id = {self.next_id}: {limit}"
             )
-        terms = None if entry.sequence.steers_tokens else self.terms  # a length that follows the clock chooses tokens
+        terms = (
+            None if entry.sequence.draft_affects_output else self.terms
+        )  # a length that follows the clock chooses tokens
         max_tokens = self.num_tokens if terms is None else terms.max_tokens
         host.request(entry, Request(self.num_tokens, max_tokens, self.takes_trees, terms, self.arrived_ns))
 

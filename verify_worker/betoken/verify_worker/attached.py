@@ -91,7 +91,7 @@ class AttachedDrafters:
                 self._request(seq, hosted, row_price)
         self.host.step()
         for seq, hosted in self._sequences.values():
-            seq.awaits_draft = hosted.at_work is not None and hosted.sequence.steers_tokens
+            seq.awaits_draft = hosted.at_work is not None and hosted.sequence.draft_affects_output
 
     def drafted(self, answers: list[Answer]) -> None:
         """See `HostSink`."""
@@ -112,7 +112,7 @@ class AttachedDrafters:
         if room <= 0:
             return
         # A length that follows the clock would change tokens that depend on drafts.
-        is_priced = seq.rounds.is_priced and not hosted.sequence.steers_tokens
+        is_priced = seq.rounds.is_priced and not hosted.sequence.draft_affects_output
         max_tokens = min(room, self._max_draft_tokens if is_priced else seq.rounds.num_draft_tokens)
         terms = self._trials[seq.drafter].terms(DraftTerms(max_tokens, row_price)) if is_priced else None
         num_tokens, now_ns = min(room, seq.rounds.num_draft_tokens), time.perf_counter_ns()

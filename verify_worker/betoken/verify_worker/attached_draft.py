@@ -21,7 +21,7 @@ def draft_sequence(seq: VerifySequence) -> DraftSequence:
         settings=dict(seq.opened.drafter_settings),
         takes_trees=seq.mode is not VerificationMode.REJECTION,
         wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
-        steers_tokens=seq.mode is not VerificationMode.COUPLED,
+        draft_affects_output=seq.mode is not VerificationMode.COUPLED,
         predicted_ids=seq.opened.predicted_ids,
         rules=seq.rules,
         has_shared_rules=True,

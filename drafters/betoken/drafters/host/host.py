@@ -106,7 +106,7 @@ class DrafterHost:
 
     def reads_whole_text(self, hosted: HostedSequence) -> bool:
         """Whether a drafter of the sequence needs the features of all its positions."""
-        feed, steers = self._feed, hosted.sequence.steers_tokens
+        feed, steers = self._feed, hosted.sequence.draft_affects_output
         return feed is not None and any(feed.reads_whole_text(name, steers) for name in self._reach[hosted.name])
 
     def commit(self, hosted: HostedSequence, ids: Sequence[int]) -> None:

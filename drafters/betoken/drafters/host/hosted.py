@@ -88,7 +88,7 @@ class HostedSequence:
         return self.sequence.span
 
     @property
-    def owed_since_ns(self) -> int | None:
+    def pending_since_ns(self) -> int | None:
         """Arrival of the oldest unanswered request, `time.perf_counter_ns`; None without one."""
         return next((request.requested_ns for request in self.requests.values()), None)
 
