@@ -122,19 +122,12 @@ def draft_frames(first_id: int) -> list[Message]:
     terms = DraftTerms(max_tokens=5, row_price=0.1, min_gain=0.2)
     return [
         DraftLinkRequest(
-            opens=[_open(one, "ngram"), _open(two)],
-            requests=[DraftRequest(sequence_id=one, base_length=length, next_id=8, num_tokens=3)],
+            opens=[_open(one, "ngram"), _open(two)], requests=[DraftRequest(sequence_id=one, num_tokens=3)]
         ),
-        DraftLinkRequest(
-            requests=[
-                DraftRequest(
-                    sequence_id=two, base_length=length, next_id=8, num_tokens=3, takes_trees=True, terms=terms
-                )
-            ]
-        ),
+        DraftLinkRequest(requests=[DraftRequest(sequence_id=two, num_tokens=3, takes_trees=True, terms=terms)]),
         DraftLinkRequest(
             commits=[Commit(sequence_id=one, base_length=length, ids=[4, 5])],
-            requests=[DraftRequest(sequence_id=one, base_length=length + 2, next_id=5, num_tokens=2)],
+            requests=[DraftRequest(sequence_id=one, num_tokens=2)],
         ),
         DraftLinkRequest(closes=[CloseSequence(sequence_id=one), CloseSequence(sequence_id=two)]),
     ]
