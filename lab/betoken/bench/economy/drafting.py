@@ -25,6 +25,7 @@ class ModelStandIn:
         self._num_written: dict[DraftSequence, int] = {}
         self._wanted: dict[DraftSequence, list[int]] = {}
         self._num_tokens: dict[DraftSequence, int] = {}
+        self.caches_prompts = True
         self.num_rows: list[int] = []
         """Rows of each sequence in the last forward."""
 
@@ -33,7 +34,7 @@ class ModelStandIn:
         return bool(self._wanted)
 
     def open(self, sequence: DraftSequence) -> None:
-        self._num_written[sequence] = len(sequence.prompt_ids) // 16 * 16  # the prompt's pages are cached
+        self._num_written[sequence] = len(sequence.prompt_ids) // 16 * 16 if self.caches_prompts else 0
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
         pass

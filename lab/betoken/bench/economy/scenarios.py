@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from betoken.bench.economy.recorded import Costs, Text, load_costs, load_texts
@@ -16,13 +16,19 @@ class Scenario:
     num_streams: int
     num_tokens: int = 96
     texts: str = "recorded"
-    """`recorded`, `good` (a draft model that is right nine times in ten), `bad` (seldom, and nothing repeats itself) or
-    `mixed` (in turn)."""
+    """`recorded`, `good` (a draft model that is right nine times in ten), `bad` (seldom, and nothing repeats itself),
+    `mixed` (in turn), `no-ngrams` (good, and nothing repeats itself), `right` or `wrong` (the model always is)."""
     num_answers: int = 32
     num_before: int = 0
     """Number of warm-up repetitions of the traffic."""
     costs: str = "pair"
     drafter: str = "fused"
+    texts_before: str = ""
+    """Texts of the traffic before, if they differ."""
+    num_prompt_ids: int = 0
+    """Ids put before each prompt, which the draft model has to prefill for every answer."""
+    held_up_s: float = 0.0
+    """Seconds by which one verification takes longer; they do not count."""
 
 
 SCENARIOS = {
@@ -40,6 +46,9 @@ SCENARIOS = {
     "sixteen-good": Scenario(16, texts="good"),
     "sixteen-bad": Scenario(16, texts="bad"),
     "sixteen-mixed": Scenario(16, texts="mixed"),
+    "held-up": Scenario(1, texts="no-ngrams", held_up_s=30.0, num_before=1),
+    "long-prompts": Scenario(1, 16, num_answers=64, num_prompt_ids=1024),
+    "recovered-model": Scenario(1, 16, num_answers=400, num_before=1, texts="right", texts_before="wrong"),
     "smollm2-one": Scenario(1, costs="smollm2", drafter="ngram"),
     "smollm2-four": Scenario(4, costs="smollm2", drafter="ngram"),
     "smollm2-sixteen": Scenario(16, costs="smollm2", drafter="ngram"),
@@ -51,11 +60,22 @@ def run(name: str, seed: int | None, drafter: str | None = None) -> Outcome:
     scenario = SCENARIOS[name]
     drafter = drafter or scenario.drafter
     simulation = Simulation(_costs(scenario.costs), drafter, seed)
-    texts = [_texts(scenario.texts)[index % 32] for index in range(scenario.num_answers)]
-    workload = Workload(texts, scenario.num_streams, scenario.num_tokens)
+    if scenario.num_prompt_ids and simulation.drafting is not None:
+        simulation.drafting.model.caches_prompts = False
     for _ in range(scenario.num_before):
-        simulation.run(workload)
-    return simulation.run(workload)
+        simulation.run(_workload(scenario, scenario.texts_before or scenario.texts))
+    simulation.verifying.held_up_s = scenario.held_up_s if drafter != "none" else 0.0
+    outcome = simulation.run(_workload(scenario, scenario.texts))
+    if simulation.verifying.held_up_s == 0.0 and drafter != "none":
+        outcome.seconds -= scenario.held_up_s
+    return outcome
+
+
+def _workload(scenario: Scenario, kind: str) -> Workload:
+    before = list(range(2_000_000, 2_000_000 + scenario.num_prompt_ids))
+    texts = [_texts(kind)[index % 32] for index in range(scenario.num_answers)]
+    texts = [replace(text, prompt_ids=[*before, *text.prompt_ids]) for text in texts]
+    return Workload(texts, scenario.num_streams, scenario.num_tokens)
 
 
 def speed(name: str, seed: int | None, drafter: str | None = None) -> float:
@@ -81,4 +101,8 @@ def _texts(kind: str) -> Sequence[Text]:
     good = [text.with_model(0.9, rng) for text in texts]
     bad = [text.with_model(0.15, rng).without_repetition(rng) for text in texts]
     mixed = [(bad, good)[index % 2][index] for index in range(len(texts))]
-    return {"good": good, "bad": bad, "mixed": mixed}[kind]
+    kinds = {"good": good, "bad": bad, "mixed": mixed}
+    kinds["no-ngrams"] = [text.without_repetition(rng) for text in good]
+    kinds["wrong"] = [text.with_model(0.0, rng) for text in texts]
+    kinds["right"] = [text.with_model(1.0, rng) for text in texts]
+    return kinds[kind]

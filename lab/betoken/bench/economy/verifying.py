@@ -53,6 +53,8 @@ class VerifyService:
     send: Callable[[list[Callable[[], None]], Load], None]
     """Takes the verdicts of a forward to the router."""
     num_forwards: int = 0
+    held_up_s: float = 0.0
+    """Seconds by which the next forward over drafts takes longer, once: a fault of the machine."""
     price: RowPrice = field(init=False)
     _prefill_rows: int = field(init=False)
     _sequences: list[OpenSequence] = field(default_factory=list)
@@ -105,7 +107,9 @@ class VerifyService:
                 taking.append(sequence)
                 num_rows += 1 + (len(sequence.draft[0]) if sequence.draft is not None else 0)
         seconds = self.costs.verify.seconds(len(planned), num_rows)
-        started_s = self.machine.now_s
+        started_s, held_up_s = self.machine.now_s, 0.0
+        if any(sequence.draft is not None for sequence in taking):
+            held_up_s, self.held_up_s = self.held_up_s, 0.0
         self._is_busy = True
         self.num_forwards += 1
 
@@ -115,7 +119,7 @@ class VerifyService:
             own_s = self.costs.worker_step_s + self.costs.router_entry_s / 2 * len(taking)
             self.machine.work(own_s, 1, lambda: self._hand_out(taking))
 
-        self.machine.work(seconds, self.costs.verify_threads, after_forward)
+        self.machine.work(seconds, self.costs.verify_threads, lambda: self.machine.after(held_up_s, after_forward))
 
     def _hand_out(self, taking: list[OpenSequence]) -> None:
         self._is_busy = False

@@ -56,6 +56,20 @@ def test_without_the_gate_many_streams_with_bad_drafts_lose():
         assert speed("sixteen-bad", 0) / speed("sixteen-bad", 0, "none") < 0.7
 
 
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("sources: prefill borne by five rounds", "long-prompts"),
+        ("sources: trials by all sequences", "recovered-model"),
+        ("sources: long rounds cut", "held-up"),
+    ],
+)
+def test_a_rule_against_faults_pays_in_its_fault_scenario(rule, name):
+    usual = speed(name, 0)
+    with switched_off(rule):
+        assert speed(name, 0) < 0.95 * usual
+
+
 def test_a_fixed_length_is_accepted_as_the_services_accepted_it():
     """Real: 16 of these prompts, one stream, K = 5: 461 drafts, 1070 tokens accepted."""
     outcome = run("one", None, "model")
