@@ -45,4 +45,8 @@ if __name__ == "__main__":
     asyncio.run(main(Path(sys.argv[1])))
     sys.setprofile(None)
     names = {str(Path(name).relative_to(ROOT)) for name in files if name.startswith(str(ROOT))}
-    print(*sorted(name for name in names if "/betoken/" in name and not any(part in f"/{name}" for part in SKIPPED)))
+    sys.stdout.write(
+        " ".join(
+            sorted(name for name in names if "/betoken/" in name and not any(part in f"/{name}" for part in SKIPPED))
+        )
+    )
