@@ -25,7 +25,11 @@ TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.bos_token_id": 0,
     "tokenizer.chat_template": "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}",
 }
-_HALVES_AT = {"Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}
+_BLOCKS = {"Q4_K": (144, (0, 2), 320), "Q5_K": (176, (0, 2), 650), "Q6_K": (210, (208,), 1370)}
+"""By type: bytes of a block, offsets of its float16 units, root mean square of random weights with units of 1."""
+_WEIGHT_SIZE = 0.1
+"""Root mean square of weights, the `initializer_range` of `tiny_model`. Larger weights make attention so sharp that
+rounding, which differs with a math library's threads and instructions, changes logits by 1e-3."""
 
 
 def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
@@ -145,11 +149,11 @@ def write_tensor(writer: GGUFWriter, name: str, numbers: np.ndarray, type_name: 
 
 
 def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
-    """Bytes of blocks whose scales are small numbers and all else is drawn: the package writes none of these types."""
+    """Blocks of random codes and scales with weights of `_WEIGHT_SIZE`: the package writes none of these types."""
     generator = np.random.default_rng(num_rows * num_inputs)
-    block_bytes, places = _HALVES_AT[type_name]
+    block_bytes, places, size = _BLOCKS[type_name]
     blocks = generator.integers(0, 256, (num_rows, num_inputs // 256, block_bytes), dtype=np.uint8)
     for at in places:
-        halves = (generator.standard_normal(blocks.shape[:2]) / 3000).astype(np.float16)
+        halves = (generator.standard_normal(blocks.shape[:2]) * _WEIGHT_SIZE / size).astype(np.float16)
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
     return blocks.reshape(num_rows, -1)
