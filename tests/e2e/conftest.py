@@ -27,15 +27,19 @@ def prompts() -> list[str]:
     return [prompt.text for prompt in load_prompts(OWN_PROMPTS)]
 
 
+PATIENCE = ("--draft-timeout-s", "60", "--first-draft-timeout-s", "60", "--max-draft-failures", "1000")
+"""Options of a router that waits for every draft, so that the number of drafts is independent of the machine's load."""
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(pair: Pair) -> AsyncIterator[Stack]:
-    """The three services, eager, in bf16; a test that injects a fault also recovers the service."""
+    """Router and workers, eager, in bf16; a test that injects a fault recovers from it."""
     config = LocalServicesConfig(
         pair.target,
         pair.draft,
         compile="off",
         draft_options=("--worker-id", "e2e-draft"),
-        router_options=("--max-probe-pause-s", "1"),
+        router_options=("--max-probe-pause-s", "1", *PATIENCE),
     )
     async with Stack(config) as running:
         yield running

@@ -2,15 +2,27 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from betoken.bench.stack import Stack
 from betoken.bench.streams import generate, sampling, speculation
+from betoken.cli.local_services import LocalServicesConfig
+from tests.e2e.pair import Pair
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_TOKENS = 160
 NUM_STREAMS = 4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(pair: Pair) -> AsyncIterator[Stack]:
+    """Router and workers with the default timeouts of drafts."""
+    options = ("--max-probe-pause-s", "1")
+    async with Stack(LocalServicesConfig(pair.target, pair.draft, compile="off", router_options=options)) as running:
+        yield running
 
 
 async def answers(stack: Stack, prompts: list[str], drafter: str, on_tokens=None) -> list[tuple[int, ...]]:
