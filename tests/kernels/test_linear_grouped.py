@@ -1,7 +1,11 @@
 """Products by weights of few bits: which number a code is, the sums against torch's, rows one by one."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from betoken.kernels.cpu import CpuKernels, load_cpu_kernels
 from betoken.kernels.cpu.grouped import PackedWeight, pack_experts
@@ -118,6 +122,26 @@ def test_the_reference_is_torchs_product_and_equal_per_row(dtype: torch.dtype) -
     assert len(list(weight.slices())) > 1
     for num_rows in (1, 2, 7, 16, 33):
         assert torch.equal(linear_grouped(x[:num_rows].contiguous(), weight, bias), out[:num_rows])
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that an operator returned."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.num_bytes = max(self.num_bytes, out.untyped_storage().nbytes())
+        return out
+
+
+def test_the_reference_dequantises_a_megabyte_at_a_time() -> None:
+    """Each layer runs by it once at load, and a worker may have little more memory than its weights take."""
+    weight = draw_weight("int6", (2048, 1024), 16, "signed units")
+    with Largest() as largest:
+        linear_grouped(torch.ones(2, 1024), weight)
+    assert largest.num_bytes <= max(1 << 20, weight.values.nbytes)
 
 
 @pytest.mark.parametrize(
