@@ -7,9 +7,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PIP_ARGS ?=
 # Files of tests that run at once; services under test run beside them.
 TEST_JOBS ?= 2
+# Environment in which code for CPUs uses no instructions beyond AVX2.
+AVX2_ONLY := BETOKEN_CPU_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+NUMERIC_TESTS := $(addprefix tests/engine/,cuda/test_forward.py cuda/test_grouped.py test_block_products.py \
+	test_compiled.py test_experts.py test_gguf.py test_logits.py test_quantized.py test_recurrent_state.py \
+	test_rounding.py test_row_elementwise.py test_runner.py test_short_conv_state.py test_tree_forward.py) \
+	$(patsubst %,tests/kernels/test_%.py,accept attention cpu_kernels linear_grouped linear_recurrence logits_adjust \
+	native noise perturbed rejection sample short_conv state_conv tree_attention typical)
 PROTOS := $(wildcard protos/betoken/v1/*.proto)
 
-.PHONY: demo chat test lint type proto proto-check docs package bench up clean
+.PHONY: demo chat test test-avx2 lint type proto proto-check docs package bench up clean
 
 # An older Python is refused here: pip would say that there is no such torch, and .venv would keep that Python.
 OLD_PYTHON = "$(PYTHON) is %d.%d, and 3.11 or newer is needed: name it, as in make demo PYTHON=python3.12"
@@ -26,6 +33,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+
+# Numeric tests as a processor without AVX512 and AMX runs them: our kernels, torch, oneDNN and MKL are limited to AVX2.
+test-avx2: $(VENV)/.installed
+	$(AVX2_ONLY) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(NUMERIC_TESTS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -142,6 +142,15 @@ def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monk
     assert ours.numerics != theirs.numerics
 
 
+def test_the_instruction_set_of_the_kernels_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router accepts workers of equal names as replicas."""
+    directory, names = save_tiny(tmp_path, "llama"), set()
+    for isa in ("native", "avx2"):
+        monkeypatch.setenv("BETOKEN_CPU_ISA", isa)
+        names.add(load(directory, "float32", compile="off", self_check=False).numerics.split(", logits ")[0])
+    assert len(names) == 2
+
+
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_a_row_has_the_same_bits_in_a_forward_large_enough_to_be_divided(num_threads: int, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "gemma2"), "float32", num_threads=num_threads)

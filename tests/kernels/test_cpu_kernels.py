@@ -216,12 +216,43 @@ def test_what_clang_makes_for_one_processor_is_not_taken_for_another(
     )
     clang.chmod(0o755)
     monkeypatch.setenv("CXX", str(clang))
+    monkeypatch.delenv("BETOKEN_CPU_ISA", raising=False)
     monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
     paths = set()
     for processor in ("__AVX512F__", "__AVX2__"):
         monkeypatch.setenv("PROCESSOR", processor)
         paths.add(build.build(cpu.LIBRARY, tmp_path / "cache"))
     assert len(paths) == 2
+
+
+@pytest.mark.parametrize(("isa", "flag"), [(None, "native"), ("native", "native"), ("avx2", "x86-64-v3")])
+def test_kernels_are_compiled_for_the_instruction_set_of_the_environment(
+    isa: str | None, flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nfor made; do case "$last" in -o) echo "$*" > "$made";; esac; last=$made; done\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("BETOKEN_CPU_ISA", isa or "")
+    words = build.build(cpu.LIBRARY, tmp_path / "cache").read_text().split()
+    assert [word for word in words if word.startswith("-march")] == [f"-march={flag}"]
+
+
+def test_a_library_for_another_instruction_set_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if build.find_compiler(cpu.LIBRARY) is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
+    monkeypatch.setenv("BETOKEN_CPU_ISA", "native")
+    native, target = build.build(cpu.LIBRARY, tmp_path), build.native_target(cpu.LIBRARY)
+    monkeypatch.setenv("BETOKEN_CPU_ISA", "avx2")
+    assert build.build(cpu.LIBRARY, tmp_path) != native and build.native_target(cpu.LIBRARY) != target
+    assert "__AVX512F__" not in build.native_target(cpu.LIBRARY)
+
+
+def test_an_unknown_instruction_set_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BETOKEN_CPU_ISA", "avx3")
+    with pytest.raises(ValueError, match="BETOKEN_CPU_ISA: 'avx3' is not one of native, avx2"):
+        build.build(cpu.LIBRARY, tmp_path)
 
 
 def test_a_library_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Compiles the CPU kernels with the machine's own compiler, once, and keeps the libraries in the user's cache.
 
+`BETOKEN_CPU_ISA=avx2` limits them to AVX2, so that tests run the code for older processors; the default is `native`.
 A file name carries a hash of sources, compiler, flags, processor and torch, so that nothing stale is ever loaded.
 It does not know what the kernels do.
 """
@@ -28,7 +29,9 @@ from betoken.kernels.code_folder import (
 from betoken.kernels.file_trust import distrust
 
 _LOG = logging.getLogger(__name__)
-_COMMON_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+_COMMON_FLAGS = ("-O3", "-shared", "-fPIC")
+_ISA_VARIABLE = "BETOKEN_CPU_ISA"
+_ISA_FLAGS = {"native": "-march=native", "avx2": "-march=x86-64-v3"}
 _TIMEOUT_S = 600
 
 _compilers: set[subprocess.Popen[str]] = set()
@@ -69,6 +72,7 @@ def build(library: Library, cache_dir: Path | None = None) -> Path:
     Raises:
         BuildError: no compiler, or the compiler's own complaint.
         OSError: neither the cache nor the folder of temporary files takes it.
+        ValueError: see `cpu_isa`.
     """
     compiler = find_compiler(library)
     if compiler is None:
@@ -100,13 +104,29 @@ def _key(compiler: str, library: Library) -> str:
     digest = hashlib.sha256()
     for source in (library.source, *library.headers):
         digest.update(source.read_bytes())
-    for part in (_target(compiler), torch.__version__, *_COMMON_FLAGS, *library.flags, *library.links):
+    for part in (_target(compiler), torch.__version__, *_common_flags(), *library.flags, *library.links):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()[:24]
 
 
+def cpu_isa() -> str:
+    """Return the instruction set that kernels are compiled for: `native` or `avx2`.
+
+    Raises:
+        ValueError: `BETOKEN_CPU_ISA` has another value.
+    """
+    isa = os.environ.get(_ISA_VARIABLE) or "native"
+    if isa not in _ISA_FLAGS:
+        raise ValueError(f"{_ISA_VARIABLE}: {isa!r} is not one of {', '.join(_ISA_FLAGS)}")
+    return isa
+
+
+def _common_flags() -> tuple[str, ...]:
+    return _ISA_FLAGS[cpu_isa()], *_COMMON_FLAGS
+
+
 def native_target(library: Library) -> str:
-    """Return what the library's compiler makes of -march=native; empty without a compiler."""
+    """Return the target that the library's compiler selects for `cpu_isa()`; empty without a compiler."""
     compiler = find_compiler(library)
     return "" if compiler is None else _target(compiler)
 
@@ -114,7 +134,7 @@ def native_target(library: Library) -> str:
 def _target(compiler: str) -> str:
     # GCC's list, and the macros by which code asks for instructions, since clang has no list.
     questions = (("-Q", "--help=target"), ("-dM", "-E", "-x", "c", os.devnull))
-    native = [_output([compiler, "-march=native", *question], allow_failure=True) for question in questions]
+    native = [_output([compiler, _ISA_FLAGS[cpu_isa()], *question], allow_failure=True) for question in questions]
     return "\0".join((platform.machine(), _output([compiler, "--version"]), *native))
 
 
@@ -123,7 +143,7 @@ def _compile(compiler: str, library: Library, path: Path) -> None:
     with scratch_folder(path.parent, _scratch_prefix(library)) as scratch:
         made = scratch / path.name
         _LOG.info("compiling %s: %s", library.name, path)
-        command = [compiler, *_COMMON_FLAGS, *library.flags, str(library.source), "-o", str(made), *library.links]
+        command = [compiler, *_common_flags(), *library.flags, str(library.source), "-o", str(made), *library.links]
         _output(command, environment=os.environ | {"TMPDIR": str(scratch)})
         with made.open("rb") as file:
             os.fsync(file.fileno())  # or a loss of power may leave the name of a file and not what is in it, for good

@@ -26,7 +26,7 @@ from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
-from betoken.kernels.build import BuildError
+from betoken.kernels.build import BuildError, cpu_isa
 from betoken.kernels.cpu import CpuCache, CpuKernels
 from betoken.kernels.cpu.recurrent import StateCache, load_recurrent_kernels
 from betoken.kernels.linear_recurrence.rule import Recurrence
@@ -126,7 +126,7 @@ class CpuForward:
             ModelRefusedError: the model has states, and the kernels over them cannot be built.
         """
         capability = torch.backends.cpu.get_cpu_capability()
-        self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler}"
+        self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler} for {cpu_isa()}"
         self._pool = pool
         self._states = states
         self._state_cache = None if states is None else _state_cache(states)
