@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Both build .venv first.
+# Two commands matter: `make demo` and `make test`. Both build .venv first: the demo's packages, or those of development too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,40 +25,44 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; now = sys.version_info[:2]; now >= (3, 11) or sys.exit($(OLD_PYTHON) % now)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(PIP_ARGS) torch
+	$(PIP) $(PIP_ARGS) -e '.[all]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) $(PIP_ARGS) -e '.[all,dev]'
 	touch $@
 
 demo: $(VENV)/.installed
 	@$(BIN)/python -m betoken.bench.demo
 
-test: $(VENV)/.installed
+test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 # Numeric tests as a processor without AVX512 and AMX runs them: our kernels, torch, oneDNN and MKL are limited to AVX2.
-test-avx2: $(VENV)/.installed
+test-avx2: $(VENV)/.installed-dev
 	$(AVX2_ONLY) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(NUMERIC_TESTS)
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: $(VENV)/.installed
+type: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-proto: $(VENV)/.installed
+proto: $(VENV)/.installed-dev
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTOS)
 
 proto-check: proto
 	git diff --exit-code -- protos
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate_settings.py
 	$(BIN)/python docs/generate_commands.py
 	$(BIN)/python docs/generate_results.py
 	$(BIN)/python docs/generate_models.py
 
 # Both distributions, as pip builds them, and what a package index would say of them.
-package: $(VENV)/.installed
+package: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . ./server
 	$(BIN)/python -m twine check --strict dist/*

@@ -8,13 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.import_graph import FILES, ROOT, imports_of, module_files, nearest
 
 EVERYTHING = "*"
 # package -> Betoken packages (or single modules) it may import, besides itself and the protos `v1`
@@ -53,54 +51,12 @@ MODEL_PACKAGES = {"torch", "transformers", "triton"}
 SERVICE_PACKAGES = MODEL_PACKAGES | {"numpy", "pydantic", "pydantic_settings", "asyncio_pool"}
 
 
-def source_files() -> Iterator[tuple[str, Path]]:
-    """(package, file) for every Python file below `<root>/betoken/`."""
-    for folder in sorted(ROOT.glob("*/betoken/*")):
-        if folder.is_dir():
-            for path in sorted(folder.rglob("*.py")):
-                if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-                    yield folder.name, path
-
-
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import of a file, also those inside functions and type-checking blocks."""
-    package = path.relative_to(ROOT).parts[1:-1]
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield node.lineno, f"{module}.{alias.name}"
-
-
-def module_files(package: str) -> list[tuple[str, Path]]:
-    """(dotted name, file) of a package's modules."""
-    return [
-        (".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"), path)
-        for owner, path in FILES
-        if owner == package
-    ]
-
-
 def modules_of(package: str) -> list[str]:
     return [name for name, _ in module_files(package)]
 
 
-def nearest(name: str, modules: Mapping[str, Path]) -> str | None:
-    """The module of an imported name."""
-    while name and name not in modules:
-        name = name.rpartition(".")[0]
-    return name or None
-
-
 def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
-
-
-FILES = list(source_files())
 
 
 def test_every_package_is_in_the_table():
