@@ -166,7 +166,7 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
             "--lookahead-window = 100 with --lookahead-ngram-size = 5: 400 rows .* --max-batch-rows = 256",
         ),
         ({"min_ngram": 5, "max_ngram": 4}, "--min-ngram = 5"),
-        ({"drafters": ("ngram",), "model": "", "revision": "v1"}, "--revision = 'v1': is that of --model"),
+        ({"drafters": ("ngram",), "model": "", "revision": "v1"}, "--revision = 'v1': belongs to --model"),
     ],
 )
 def test_bad_settings_are_refused_by_name(tmp_path, options, message):

@@ -10,7 +10,7 @@ import pytest
 
 from betoken.common.release import __version__
 from betoken.router.settings import RouterSettings
-from betoken.rpc.collector import endpoints, tell
+from betoken.rpc.collector import endpoints, log_destinations
 from betoken.rpc.telemetry import SHUTDOWN_TIMEOUT_S
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
@@ -176,7 +176,7 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@collector:4317"}
 def test_the_destination_of_each_exported_signal_is_logged(own, variables, signals, reported, caplog):
     caplog.set_level("INFO", "betoken")
     found = endpoints(own, variables)
-    tell(found)
+    log_destinations(found)
     assert found.keys() == signals
     assert len(caplog.messages) == len(reported)
     assert all(part in message for part, message in zip(reported, caplog.messages, strict=True))

@@ -54,7 +54,7 @@ def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:
     try:
         from betoken.draft_worker.model_hosting import ModelHost
     except ModuleNotFoundError as error:
-        if error.name is None:  # transformers' own, of a package that is there and broken: its causes tell which
+        if error.name is None:  # transformers' own, of an installed but broken package: its causes name it
             raise
         reason = f"a drafter with a model needs {error.name}: {how_to_install('worker')}"
         raise FailedPreconditionError(reason) from error

@@ -47,7 +47,7 @@ class ModelHost:
         return infos[0].tokenizer_hash if infos else ""
 
     def check_tokenizers(self) -> None:
-        """Compare models in directories before any is loaded; those of the hub are compared once they are here.
+        """Compare models in directories before any is loaded; models of the hub are compared after their download.
 
         Raises:
             FailedPreconditionError: two tokenizers differ; the text names sizes and the first difference.

@@ -50,5 +50,5 @@ class DraftWorkerSettings(WorkerSettings):
             if len(name.encode()) > MAX_DRAFTER_NAME_BYTES:
                 raise ValueError(f"--drafters = {name!r}: must be at most {MAX_DRAFTER_NAME_BYTES} bytes")
         if self.revision is not None and not self.model:
-            raise ValueError(f"--revision = {self.revision!r}: is that of --model, which is not given")
+            raise ValueError(f"--revision = {self.revision!r}: belongs to --model, which is not given")
         return self

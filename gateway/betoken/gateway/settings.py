@@ -57,7 +57,7 @@ class GatewaySettings(BaseSettings):
     router_tls_cert_file: FilePath | None = Field(None, description="PEM certificate shown to the router.")
     router_tls_key_file: FilePath | None = Field(None, description="PEM key of that certificate.")
     router_tls_server_name: str = Field(
-        "", description="Name in the router's certificate, where it is not its address's host."
+        "", description="Name in the router's certificate, if it differs from its address's host."
     )
     tls_cert_file: FilePath | None = Field(None, description="PEM certificate chain; with the key: speak HTTPS.")
     tls_key_file: FilePath | None = Field(None, description="PEM private key of the certificate, unencrypted.")

@@ -21,7 +21,7 @@ _WAITING_SHARE = 0.9
 
 def waiting_s(most_s: float, left_s: float | None) -> float:
     """Longest wait where `left_s` are left of the time allowed (None = no limit). A part is kept, so that the reason
-    can be told in time."""
+    can be sent in time."""
     return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
 
 

@@ -39,13 +39,13 @@ class RouterSettings(ServiceSettings):
     api_keys_file: ExistingFile | None = Field(
         None,
         description="TOML file of accepted API keys, as hashes, with their tenants and limits (`betoken"
-        " new-key` makes one); absent = everybody. A changed file needs no restart.",
+        " new-key` makes one); absent = no keys required. A changed file needs no restart.",
     )
     weights_fingerprint: str = Field(
         "",
         pattern=r"^([0-9a-f]{16,64})?$",
         description="Weights that verify workers must serve: what `betoken info --json` shows, or 16 first digits and"
-        " more; empty = those of the first worker that comes.",
+        " more; empty = determined by the first worker.",
     )
     tokenizer: str = Field(
         min_length=1,

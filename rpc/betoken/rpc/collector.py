@@ -29,7 +29,7 @@ def endpoints(own: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {signal: endpoint for signal, endpoint in found.items() if endpoint}
 
 
-def tell(destinations: Mapping[str, str]) -> None:
+def log_destinations(destinations: Mapping[str, str]) -> None:
     """Put into the log where what goes."""
     if destinations:
         told = " and ".join(f"{signal} to {_shown(endpoint)}" for signal, endpoint in destinations.items())

@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -57,7 +57,7 @@ class Grammars:
             raise FailedPreconditionError("tokenizer.json is missing")
         try:
             tokens = GrammarTokens(tokenizer_json)
-            self._tokenizer = LLTokenizer(tokens)
+            self._tokenizer = LLTokenizer(cast(Any, tokens))
         except BaseException as error:  # its panics do not derive from `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise

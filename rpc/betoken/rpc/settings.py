@@ -141,7 +141,7 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(
         "",
         description="OTLP/gRPC endpoint for traces and metrics, e.g. http://localhost:4317 (by no proxy) or https://...;"
-        " empty = that of OTEL_EXPORTER_OTLP_ENDPOINT, if any.",
+        " empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
     )
     metrics_interval_s: float = Field(
         10.0,

@@ -16,7 +16,7 @@ from opentelemetry import metrics, trace
 
 from betoken.common.names import SCOPE, SECONDS_BUCKETS, SECONDS_METRICS
 from betoken.common.release import __version__
-from betoken.rpc.collector import endpoints, exporter_options, tell
+from betoken.rpc.collector import endpoints, exporter_options, log_destinations
 
 _EXPORT_TIMEOUT_S = 2
 _METRICS_INTERVAL_S = 10.0
@@ -77,7 +77,7 @@ def configure(
         trace.set_tracer_provider(tracer_provider)
     if readers:
         metrics.set_meter_provider(meter_provider)
-    tell(destinations)
+    log_destinations(destinations)
 
     def shutdown() -> None:
         tracer_provider.shutdown()

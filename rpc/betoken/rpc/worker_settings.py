@@ -77,7 +77,7 @@ class WorkerSettings(ServiceSettings):
         ge=1,
         le=16384,
         description="Maximum number of prompt tokens in a forward while other sequences are active; "
-        "default: 64, on a verify worker more where they hardly lengthen it.",
+        "default: 64, on a verify worker more if they hardly lengthen it.",
     )
     watchdog_timeout_s: float = Field(
         300.0,

@@ -1,7 +1,7 @@
 """Whether drafts pay at present: what is expected of them, corrected by going the other way now and then.
 
 Drafts cost more than their own time: their rows hold up every sequence, and a draft worker may share the verify
-worker's processor. Sequences that each weighed their own gain would go on drafting where all would be faster without.
+worker's processor. Sequences that weigh only their own gain would keep drafting although all would be faster without.
 So all sequences of a kind draft or none does, and what is compared is how fast they get tokens. Knows times and numbers
 of tokens only.
 """
@@ -23,7 +23,7 @@ _LEAST_COMMITS = 4
 _NOISE = 0.07
 """Standard deviation of the log of a speed measured for a second. Measured: two of 0.15 s differ by 0.25."""
 _EXPECTATION_S = 0.3
-"""What is expected counts as a trial of so many seconds."""
+"""Weight of the expectation, as seconds of trial."""
 _MOST_EVIDENCE_S = 0.5
 """Seconds of trials that count at most, so that a change is noticed."""
 _USUAL_TRIAL_S, _LONGEST_TRIAL_S = 0.15, 0.3
@@ -112,7 +112,7 @@ class SpeculationGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether sequences are to draft, with as many as there are now."""
+        """Whether sequences should draft at the current load."""
         crowd = self._crowd(self._size)
         return crowd.is_worth != (self._tried is crowd)
 
@@ -163,7 +163,7 @@ class SpeculationGate:
         self._turn(now_s)
 
     def _judge(self, crowd: _Crowd, expected: float, now_s: float) -> None:
-        """End the trial once it tells the faster way, or has lasted long."""
+        """End the trial once it is conclusive, or has lasted long."""
         with_drafts, without = crowd.with_drafts.mean, crowd.without.mean
         if min(with_drafts, without) <= 0.0:
             return

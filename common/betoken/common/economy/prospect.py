@@ -13,7 +13,7 @@ _DECAY = 0.99
 _PRIOR_TOKENS, _PRIOR_ROWS = 3.0, 6.0
 """Tokens and rows of a step of a drafter that has not drafted yet."""
 _PRIOR_STEPS = 16.0
-"""What is assumed counts as so many steps."""
+"""Weight of the prior assumption, in steps."""
 
 
 class Prospect:

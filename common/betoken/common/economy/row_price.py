@@ -15,9 +15,9 @@ _STEP_DECAY = 0.98
 _MEMORY_S = 2.0
 """Time in which the weight of emitted tokens falls to 1 / e."""
 _ROWS_VARIANCE, _SEQUENCES_VARIANCE = 4.0, 0.25
-"""Forwards tell as much as what is assumed of them once their rows, or their sequences, vary so much."""
+"""Variance of rows, or of sequences, at which forwards have the weight of the assumption."""
 _LEARNING = 0.05
-"""Part of what forwards tell beyond the assumption that it takes on, per forward."""
+"""Share of the fit's deviation that the assumption adopts, per forward."""
 
 
 class StepCost(Protocol):
@@ -43,13 +43,13 @@ class RowPrice:
     """The price in tokens: what a forward's time grows by with each row, times the tokens emitted meanwhile.
 
     The growth is fitted to past forwards as a constant, a cost per sequence and a cost per row. The fit is a decayed
-    ridge regression towards an assumption. The price is thus that of a row beside all other load of this machine. The
+    ridge regression towards an assumption. The price thus includes all other load of this machine. The
     assumption begins as the table's growth per row and follows the fit: forwards that vary little, or seldom, correct a
-    table that was measured beside other work. Where all forwards are alike it stays.
+    table that was measured under load. If all forwards are alike it stays.
     """
 
     def __init__(self, step_costs: Sequence[StepCost]) -> None:
-        """`step_costs`: any number of rows and contexts; those of the longest context count."""
+        """`step_costs`: any number of rows and contexts; only the longest context counts."""
         context = max((cost.context for cost in step_costs), default=0)
         self._points = sorted((cost.rows, cost.ns) for cost in step_costs if cost.context == context)
         self._num = 0.0
@@ -67,7 +67,7 @@ class RowPrice:
 
     @property
     def price(self) -> float:
-        """Tokens per row, at least 0; 0 also where nothing is known."""
+        """Tokens per row, at least 0; 0 also if unknown."""
         if not self._num:
             return 0.0
         assumed_ns, _ = self._assumed_ns()
@@ -80,7 +80,7 @@ class RowPrice:
         return self._table_slope(rows / self._num, ns / self._num) + self._learned_ns[0], self._learned_ns[1]
 
     def _beyond_ns(self) -> tuple[float, float]:
-        """What those forwards tell beyond that."""
+        """Fit of those forwards beyond the assumption."""
         rows, seqs, ns, rows2, seqs2, rows_seqs, rows_ns, seqs_ns = (total / self._num for total in self._sums)
         per_row, per_seq = self._assumed_ns()
         rows2, seqs2, rows_seqs = rows2 - rows * rows, seqs2 - seqs * seqs, rows_seqs - rows * seqs
@@ -114,7 +114,7 @@ class RowPrice:
     def _table_slope(self, num_rows: float, ns: float) -> float:
         """Nanoseconds per row around that number, where forwards take `ns`; 0 without a table.
 
-        Sequences and context only add to the table's time. Where it is longer still, it was measured on a busy machine.
+        Sequences and context only add to the table's time. If it is still longer, it was measured on a busy machine.
         """
         if len(self._points) < 2:
             return 0.0

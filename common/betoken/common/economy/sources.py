@@ -1,6 +1,6 @@
-"""Which of several sources drafts a sequence's next round: the one that is expected to bring most tokens per second.
+"""Which of several sources drafts a sequence's next round: the source with the highest expected tokens per second.
 
-Tokens per round are the sequence's own, time per round is that of all sequences. A round lasts from its request to the
+Tokens per round are per sequence, time per round is shared by all sequences. A round lasts from its request to the
 commit that ends it. It includes drafting, verifying and the steps without a draft that may follow an empty one.
 Knows names, confidences, lengths and times; knows no drafter and no clock.
 """
@@ -14,13 +14,13 @@ from betoken.common.economy.means import DecayedMean, RoundMeans
 _DECAY = 0.95
 """Weight of the past, per round of a source in a sequence."""
 _COMMON_DECAY = 0.98
-"""The same over all sequences."""
+"""Decay per round over all sequences."""
 _PRIOR_ROUNDS = 8.0
-"""What other sequences taught counts as so many rounds of a new one."""
+"""Weight of other sequences' experience, in rounds of a new sequence."""
 _TRIAL_SHARE = 0.03
 """Part of the time that trying other sources may cost, all together."""
 _TRIAL_ROUNDS = 2
-"""Most rounds of a trial; where the first is not timed, the second is."""
+"""Maximum number of rounds of a trial; if the first is not timed, the second is."""
 _ROUNDS_AFTER_FIRST = 5
 """Rounds that bear the prompt's prefill, which a source's first round in a sequence includes."""
 _MANY_MISSED = 32
@@ -28,9 +28,9 @@ _MANY_MISSED = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 8, 200
 """Rounds from one trial of a source to the next."""
 _LONGEST_COMMON_PAUSE = 1000
-"""The same over all sequences, for sources that have to prefill the prompt of the one they are tried in."""
+"""Rounds between trials over all sequences, for sources that have to prefill the prompt."""
 _MOST_TIMES_USUAL = 8
-"""What is learnt of a round's length at most, by the mean of its kind."""
+"""Maximum round length that is learned, relative to the mean of its kind."""
 
 _MAX_FAILED = 16
 """Failed rounds of a source in a row before it counts as broken."""
@@ -89,15 +89,15 @@ class Sources:
     """Sources by name, and what all sequences know of them."""
 
     def __init__(self, names: Collection[str], immediate: Collection[str]) -> None:
-        """`immediate`: those of them that answer at once."""
+        """`immediate`: the sources that answer at once."""
         self._sources = {name: _Source(name in immediate) for name in names}
 
     def of_sequence(self) -> "SequenceSources":
-        """The same sources for a new sequence."""
+        """These sources for a new sequence."""
         return SequenceSources(self._sources)
 
     def fail(self, name: str) -> None:
-        """A round of that source failed; the next one that comes to its end redeems it."""
+        """A round of that source failed; its next completed round clears the failure."""
         self._sources[name].num_failed += 1
 
 
@@ -122,7 +122,7 @@ class SequenceSources:
     def choose(self, confidences: Mapping[str, int | None]) -> str:
         """The fastest source, or one to be timed: for two rounds if the first is not.
 
-        `confidences`: of every source in its draft, 0 where it has none. None: it does not hold the sequence, and its
+        `confidences`: of every source in its draft, 0 if it has none. None: it does not hold the sequence, and its
         round includes the prefill of the prompt.
         """
         self._num_rounds += 1
@@ -159,7 +159,7 @@ class SequenceSources:
         source.num_failed = 0
         elapsed_ns = max(1, now_ns - ended.started_ns)
         # A verify worker that starts again, a client that does not read, plain steps while no drafts pay: what makes
-        # a round a thousand times as long is no merit or fault of its source, and no mean would forget it.
+        # a round a thousand times as long is not caused by its source, and would dominate the mean.
         round_ns = min(elapsed_ns, self._longest_ns(ended) or elapsed_ns)
         num_brought = min(num_ids, ended.num_tokens + 1)  # the others were decided while its draft was late
         if round_ns == elapsed_ns:
@@ -177,13 +177,13 @@ class SequenceSources:
         self._sources[name].tokens.add(confidence, num_tokens)
 
     def give_up(self, now_ns: int) -> None:
-        """The round under way ends without its draft; one that lasted longer than its kind does is a failure."""
+        """The current round ends without its draft; if it lasted longer than its kind, it is a failure."""
         if self._round is not None and max(1, now_ns - self._round.started_ns) > self._longest_ns(self._round):
             self._sources[self._round.name].num_failed += 1
 
     def _untimed(self, confidences: Mapping[str, int | None]) -> str:
-        """A source whose rounds of its present confidence were never timed; empty = none. One that raises every time
-        would for ever be one."""
+        """A source whose rounds at its current confidence were never timed; empty = none. A source that always raises
+        would remain one."""
         for name, source in self._sources.items():
             if not source.is_broken and not source.round_ns.knows(confidences[name] or 0):
                 return name
@@ -198,7 +198,7 @@ class SequenceSources:
             source.num_passed[confidence] += 1
             if source.is_immediate:  # its tokens are known, its time may be of another day
                 is_due = source.num_passed[confidence] >= _LONGEST_PAUSE
-            else:  # all sequences may be too short for a trial of their own
+            else:  # every sequence may be too short for its own trial
                 is_due = self._num_rounds - view.last_round >= self._pause(speeds[name] / most)
                 is_due |= source.num_passed[confidence] >= _LONGEST_COMMON_PAUSE
             if is_due:
@@ -225,7 +225,7 @@ class SequenceSources:
         return min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _TRIAL_ROUNDS * (1.0 - speed) / share))
 
     def _longest_ns(self, round_: _Round) -> float:
-        """That a round like this one is taken to last; 0 while none was timed."""
+        """Expected length of a round like this one; 0 while none was timed."""
         source = self._sources[round_.name]
         usual_ns = source.first_ns.mean if round_.is_fresh else source.round_ns.mean(round_.confidence)
         return _MOST_TIMES_USUAL * usual_ns

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 USUAL_DRAFT_TOKENS = 5
-"""Draft tokens asked of drafters that cannot tell how sure they are."""
+"""Draft tokens requested from drafters without confidences."""
 MAX_DRAFT_TOKENS = 16
-"""Most draft tokens, where no worker has said what it takes."""
+"""Maximum number of draft tokens until a worker has reported its limit."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 8
 """Plain steps after an empty draft; twice as many after each further one."""
@@ -44,7 +44,7 @@ def terms_at(
 ) -> DraftTerms | None:
     """Terms under the load of a verify worker; None while its speed is unknown, or speed or price is out of range.
 
-    A row of a forward holds up all sequences, waiting only the one that waits.
+    A token of a forward delays all sequences, waiting only one.
 
     Args:
         tokens_per_s: emitted by the worker, all sequences together.
@@ -59,7 +59,7 @@ def terms_at(
 
 
 def row_seconds(row_price: float, tokens_per_s: float) -> float:
-    """Time that a row adds to a forward of a worker which tells its price and its speed; 0 = not known."""
+    """Time that a token adds to a forward of a worker with known price and speed; 0 = unknown."""
     are_known = 0.0 < tokens_per_s < math.inf and 0.0 < row_price < math.inf
     return row_price / tokens_per_s if are_known else 0.0
 

@@ -38,10 +38,10 @@ class TokenBuffer:
         self._rounds.append(emitted)
         self._added(len(emitted.ids))
 
-    def put_prompt(self, told: PromptLogprobsPart) -> None:
+    def put_prompt(self, part: PromptLogprobsPart) -> None:
         """Append logprobs of the prompt; before all rounds."""
-        self._of_prompt.append(told)
-        self._added(len(told.logprobs))
+        self._of_prompt.append(part)
+        self._added(len(part.logprobs))
 
     def _added(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

@@ -27,7 +27,7 @@ class StopSearch:
         """Unreleased text."""
 
     def match(self, text: str, token_id: int | None = None) -> StopMatch | None:
-        """The stop string that begins first, among those that end within `text` or within the text of `token_id`,
+        """The stop string that begins first, and ends within `text` or the text of `token_id`,
         perhaps in held text. Of two that begin together, the first given. Appends nothing."""
         num_text = len(self.held) + len(text)
         plain = self._plain.match(text)

@@ -39,7 +39,7 @@ class StopStrings:
         return self._held
 
     def match(self, text: str) -> StopMatch | None:
-        """The stop string that begins first, perhaps in held text, among those that end within `text`; of two, the one
+        """The stop string that begins first, perhaps in withheld text, and ends within `text`; of two, the one
         given first. Appends nothing."""
         if not text:
             return None
