@@ -118,7 +118,7 @@ async def test_time_spent_on_drafts_that_are_late_again_and_again_counts(
 async def test_a_drafters_settings_are_checked_even_while_drafts_do_not_pay(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     await cluster.generate(**LONG, drafter="ngram")
-    (gate,) = cluster.router._gates.values()
+    (gate,) = cluster.router.policies._policies.values()
     gate._crowds[0].is_worth = False
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await cluster.generate(**LONG, drafter="ngram", drafter_settings={"nonsense": "1"})

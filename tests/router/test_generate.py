@@ -281,8 +281,10 @@ def test_every_count_leaves_under_its_own_name() -> None:
     counts, names = SpeculationCounts(), pb.SpeculationStats.DESCRIPTOR.fields_by_name.keys()
     counts.add_round(round_ns=1000, draft_queue_ns=1, draft_forward_ns=1, verify_ns=1)  # overhead 997
     for number, name in enumerate(names):
-        if name != "router_overhead_p50_ns":
+        if name not in ("router_overhead_p50_ns", "num_failed_drafts", "num_failed_drafts_by_reason", "policy"):
             setattr(counts, name, [number] if name.endswith("_per_position") else number)
+    counts.num_failed_drafts_by_reason.update(timeout=50, lost=51)
+    counts.policy = pb.SpeculationPolicy(reason="on")
     finish = _finish(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
     for name in names:
         assert getattr(finish.speculation, name) == getattr(counts, name), name

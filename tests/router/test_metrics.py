@@ -94,7 +94,8 @@ def points(reader: InMemoryMetricReader, label: str | None = None) -> list[tuple
 
 
 def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
-    counts = SpeculationCounts(num_emitted_tokens=15, num_failed_drafts=2, num_failovers=1, num_cached_tokens=2)
+    counts = SpeculationCounts(num_emitted_tokens=15, num_failovers=1, num_cached_tokens=2)
+    counts.num_failed_drafts_by_reason.update(timeout=2, fault=1)
     counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
@@ -116,7 +117,8 @@ def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricRe
         (names.METRIC_INPUT_TOKENS, "m", "t"): 3,
         (names.METRIC_CACHED_INPUT_TOKENS, "m", "t"): 2,
         (names.METRIC_OUTPUT_TOKENS, "m", "t"): 5,
-        (names.METRIC_FAILED_DRAFTS, "ngram"): 2,
+        (names.METRIC_FAILED_DRAFTS, "ngram", "timeout"): 2,
+        (names.METRIC_FAILED_DRAFTS, "fault", "ngram"): 1,
         (names.METRIC_FAILOVERS,): 1,
         (names.METRIC_REQUESTS_RUNNING,): 4,
         (names.METRIC_REQUESTS_WAITING,): 7,

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from betoken.cli import connection as c
-from betoken.client import ModelInfo, Sampling, WorkerStatus
+from betoken.client import ModelInfo, Sampling, SpeculationPolicy, WorkerStatus
 from betoken.common.logs import escaped
 
 _WIDTH_OF_A_PIPE = 160
@@ -81,11 +81,20 @@ def _model_table(model: ModelInfo) -> Table:
     if model.default_drafter:
         number = model.default_num_draft_tokens or "adaptive"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
+    for policy in model.speculation_policies:
+        grid.add_row("speculation", escaped(f"{_kind(policy)}, {policy.reason}"))
     grid.add_row("modes", ", ".join(model.verification_modes))
     grid.add_row("sampling", _sampling(model.default_sampling))
     grid.add_row("fingerprint", model.system_fingerprint)
     grid.add_row("router", model.version)
     return grid
+
+
+def _kind(policy: SpeculationPolicy) -> str:
+    """The requests that a policy decides for, in words."""
+    place = " (attached)" if policy.is_attached else ""
+    prediction = ", with a prediction" if policy.has_prediction else ""
+    return f"{policy.drafter}{place}, {'sampled' if policy.is_sampled else 'greedy'}{prediction}"
 
 
 def _drafters(model: ModelInfo) -> str:

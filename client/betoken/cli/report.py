@@ -44,8 +44,13 @@ def table(completion: Completion, elapsed_s: float) -> Table:
     if stats.num_verify_forwards:
         grid.add_row("block efficiency", f"{stats.block_efficiency:.2f} tokens per target forward")
     if stats.num_failed_drafts or stats.num_failovers or completion.num_resumes:
-        faults = f"{stats.num_failed_drafts} failed drafts, {stats.num_failovers} failovers"
+        reasons = ", ".join(f"{reason} {number}" for reason, number in stats.num_failed_drafts_by_reason.items())
+        faults = (
+            f"{stats.num_failed_drafts} failed drafts{reasons and f' ({reasons})'}, {stats.num_failovers} failovers"
+        )
         grid.add_row("faults", f"{faults}, {completion.num_resumes} resumed streams")
+    if stats.policy is not None:
+        grid.add_row("speculation", stats.policy.reason)
     grid.add_row("seed", str(completion.seed))
     return grid
 

@@ -22,6 +22,7 @@ from betoken.client.config import (
 from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, ToolFormat, WorkerStatus
 from betoken.client.piece import Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
+from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.client.sync_client import Client
 from betoken.client.sync_generation import Generation
 from betoken.common.errors import (
@@ -73,6 +74,7 @@ __all__ = [
     "Sampling",
     "Speculation",
     "SourceInfo",
+    "SpeculationPolicy",
     "SpeculationStats",
     "StepCost",
     "Token",

@@ -6,12 +6,13 @@ Built from protocol messages; knows nothing of calls or retries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from betoken.client.config import VerificationMode
 from betoken.client.modes import FROM_PROTO
 from betoken.client.piece import Logprobs, Piece, Token
+from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.v1 import generation_pb2 as pb
 
 _NS = 1e-9
@@ -84,6 +85,10 @@ class SpeculationStats:
     """Accepted draft tokens out of what the request expects."""
     num_rejected_prediction_tokens: int = 0
     """Draft tokens out of it that were verified and not accepted."""
+    num_failed_drafts_by_reason: Mapping[str, int] = field(default_factory=dict)
+    """Failed drafts by reason: "timeout", "fault", "rejected", "full", "lost"."""
+    policy: SpeculationPolicy | None = None
+    """State of the router's speculation policy at the answer's end; None without a drafter."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -134,6 +139,8 @@ class SpeculationStats:
             num_draft_forwards=message.num_draft_forwards,
             num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
             num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
+            num_failed_drafts_by_reason=dict(message.num_failed_drafts_by_reason),
+            policy=SpeculationPolicy.from_proto(message.policy) if message.HasField("policy") else None,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from betoken.client.config import Sampling, VerificationMode
 from betoken.client.modes import FROM_PROTO
+from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.common.float32 import shortest
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
@@ -154,6 +155,8 @@ class ModelInfo:
     """Sources that tokens may have."""
     tool_format: ToolFormat = field(default_factory=lambda: ToolFormat("", {}))
     """Form in which the chat template has tools called."""
+    speculation_policies: tuple[SpeculationPolicy, ...] = ()
+    """State of the speculation policy of each kind of requests served so far."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -174,6 +177,7 @@ class ModelInfo:
             system_fingerprint=message.system_fingerprint,
             sources=tuple(SourceInfo(source.name, source.explains, source.colour) for source in message.sources),
             tool_format=ToolFormat(message.tool_format.name, dict(message.tool_format.mark_ids)),
+            speculation_policies=tuple(map(SpeculationPolicy.from_proto, message.speculation_policies)),
         )
 
 

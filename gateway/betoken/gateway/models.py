@@ -74,7 +74,9 @@ async def show_info(request: Request) -> Response:
         {name: value for name, value in asdict(worker).items() if name not in ("step_costs", "weights_fingerprint")}
         for worker in (*info.verify_workers, *info.draft_workers)
     ]
-    return JSONResponse(_described(info) | {"workers": workers, "router_version": info.version})
+    policies = [asdict(policy) for policy in info.speculation_policies]
+    facts = {"workers": workers, "router_version": info.version, "speculation_policies": policies}
+    return JSONResponse(_described(info) | facts)
 
 
 @router.get("/metrics", response_model=None, response_class=PlainTextResponse)

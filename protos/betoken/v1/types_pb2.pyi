@@ -104,7 +104,7 @@ class StepCost(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., context: _Optional[int] = ..., ns: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price", "cached_tokens", "snapshot_bytes")
+    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price", "cached_tokens", "snapshot_bytes", "step_time_ratio")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class Load(_message.Message):
     ROW_PRICE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_RATIO_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_pages: int
@@ -123,7 +124,8 @@ class Load(_message.Message):
     row_price: float
     cached_tokens: int
     snapshot_bytes: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ...) -> None: ...
+    step_time_ratio: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., step_time_ratio: _Optional[float] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("protocol_version", "router_id")

@@ -24,6 +24,7 @@ from betoken.common.errors import (
 from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
+from betoken.router.policy.speculation_policies import SpeculationPolicies
 from betoken.router.request import GenerationRequest, SequenceIds, waiting_s
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.events import Event, Finished, Started
@@ -43,7 +44,7 @@ from betoken.router.workers.worker import WorkerOptions
 from betoken.router.workers.worker_identity import ServedModel
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link import LinkOptions, OutboxLimits
-from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SourceInfo, WorkerHello
+from betoken.v1.types_pb2 import SourceInfo, WorkerHello
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +88,7 @@ class Router:
         )
         self.waiting_bytes = ByteBudget(settings.max_waiting_bytes)
         """Bytes of the requests that are read and not yet admitted."""
-        self._gates: dict[tuple[str, bool, bool, bool], SpeculationGate] = {}
-        """By drafter, and whether tokens are drawn at random or predicted: such drafts are accepted about
-        as often."""
+        self.policies = SpeculationPolicies(lambda: self.admission.num_running)
         self._failover = Failover(self.verify, AioPool(settings.max_reopens), settings.failover_timeout_s)
         self._probes = AioPool(settings.max_probes)
         self._told: set[tuple[str, str]] = set()
@@ -217,16 +216,11 @@ class Router:
         return list({source.name: source for source in (*self.draft.sources, *self.verify.sources)}.values())
 
     def _gate(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
-        """The speculation policy; None if the request leaves no choice, or its tokens depend on drafts."""
-        name = request.drafter.name if request.drafter is not None else ""
-        is_free = not request.num_draft_tokens and request.mode == VERIFICATION_MODE_COUPLED
+        """Return the speculation policy of a request; None if it always speculates."""
         known = self.verify.known_drafters if is_attached else self.draft.known_drafters
-        if not self.settings.drafts_must_pay or not is_free or name not in known:
+        if not self.settings.drafts_must_pay or request.drafter is None or request.drafter.name not in known:
             return None
-        kind = (name, is_attached, request.sampling.temperature > 0.0, bool(request.predicted_ids))
-        if kind not in self._gates:
-            self._gates[kind] = SpeculationGate(lambda: self.admission.num_running)
-        return self._gates[kind]
+        return self.policies.of(request, is_attached=is_attached)
 
     def _check_verify_hello(self, hello: WorkerHello) -> None:
         if not hello.weights_fingerprint.startswith(self.settings.weights_fingerprint):

@@ -103,5 +103,6 @@ class RequestMetrics:
         for position, num_accepted in enumerate(counts.num_accepted_per_position):
             self._accepted_per_position.add(num_accepted, attributes | {names.DRAFT_POSITION: position})
         self._emitted.add(counts.num_emitted_tokens)
-        self._failed_drafts.add(counts.num_failed_drafts, attributes)
+        for reason, num_failed in counts.num_failed_drafts_by_reason.items():
+            self._failed_drafts.add(num_failed, attributes | {names.ERROR_TYPE: reason})
         self._failovers.add(counts.num_failovers)

@@ -43,6 +43,7 @@ class GenerationServicer:
         self._keys = router.keys
         self._scopes = scopes
         observe_workers((*router.verify.workers, *router.draft.workers))
+        router.policies.observe()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # noqa: N802 (gRPC names it)
         """Stream one generation."""
@@ -111,6 +112,7 @@ class GenerationServicer:
                 has_chat_template=router.tokenizer.chat_template is not None,
                 tool_format=router.tokenizer.tool_format,
                 version=__version__,
+                speculation_policies=router.policies.messages(),
             )
             if served is not None:
                 _describe(response, served)
@@ -227,6 +229,8 @@ def _finish(event: Finished) -> pb.GenerateFinish:
             num_draft_forwards=counts.num_draft_forwards,
             num_accepted_prediction_tokens=counts.num_accepted_prediction_tokens,
             num_rejected_prediction_tokens=counts.num_rejected_prediction_tokens,
+            num_failed_drafts_by_reason=counts.num_failed_drafts_by_reason,
+            policy=counts.policy,
         ),
         queue_ns=event.queue_ns,
         time_to_first_token_ns=event.time_to_first_token_ns,
@@ -256,6 +260,8 @@ def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, exposes_add
             info.detail = info.detail or router.short_context(link.hello)
     if link.load is not None:
         info.load.CopyFrom(link.load)
+        for cost in info.hello.step_costs if link.load.step_time_ratio > 0 else ():
+            cost.ns = round(min(_MAX_NS, cost.ns * link.load.step_time_ratio))  # the ratio may be infinite
     if not exposes_addresses:
         info.address = info.detail = ""
         if info.HasField("hello"):

@@ -126,7 +126,11 @@ class RouterSettings(ServiceSettings):
         " tried now and then.",
     )
     draft_timeout_s: float = Field(
-        0.5, gt=0, le=60, description="Longest wait for a draft, seconds; later the round goes on."
+        0.5,
+        gt=0,
+        le=60,
+        description="Longest wait for a draft, seconds; later the round goes on. If eight decode steps take longer,"
+        " they are the limit, up to --first-draft-timeout-s.",
     )
     first_draft_timeout_s: float = Field(
         3.0,

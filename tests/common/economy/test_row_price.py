@@ -81,3 +81,12 @@ def test_forwards_that_seldom_differ_correct_a_wrong_table(growth_ns):
         rows = 1 if index % 20 else 4
         price.add_forward(rows, 1, int((1_000_000 + 50_000 * rows) * rng.lognormvariate(0, 0.03)))
     assert price.price == pytest.approx(50_000 * 1000 * 1e-9, rel=0.3)
+
+
+def test_step_times_of_a_busy_start_are_corrected_by_the_mean_of_forwards() -> None:
+    price = RowPrice([StepCost(cost.rows, 512, 2 * cost.ns) for cost in TABLE])
+    assert price.step_time_ratio == 0.0 and price.step_ns(4) == 2_400_000
+    for _ in range(50):
+        price.add_forward(4, 1, 1_200_000)
+    assert price.step_time_ratio == pytest.approx(0.5)
+    assert price.step_ns(4) == pytest.approx(1_200_000)

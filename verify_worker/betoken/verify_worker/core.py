@@ -67,7 +67,7 @@ class VerifyCore:
         self._attached = attached or AttachedDrafters({})
         self._runner = runner
         self._price = RowPrice(step_costs)
-        self._gathering = Gathering(self._price.table_ns) if len(step_costs) > 1 else None
+        self._gathering = Gathering(self._price.step_ns) if len(step_costs) > 1 else None
         self._scheduler = scheduler
         self._sink = sink
         self._sequences: SequenceTable[Open, VerifySequence] = SequenceTable(self, sink, max_sequences, fast_wake)
@@ -263,6 +263,7 @@ class VerifyCore:
             row_price=round(self._price.price, 2),
             num_cached_tokens=self._scheduler.num_cached_tokens,
             snapshot_bytes=len(table.snapshots) * self._runner.snapshot_bytes if table.snapshots is not None else 0,
+            step_time_ratio=float(f"{self._price.step_time_ratio:.1e}"),
         )
 
 

@@ -48,6 +48,15 @@ class Step(NamedTuple):
     """Time that a row adds to a forward at present; 0 = not known."""
 
 
+class PolicyState(NamedTuple):
+    """Whether sequences of a kind draft now, and why."""
+
+    is_on: bool
+    expected_speedup: float
+    """Speed with drafts over the speed without; 0 = not known yet."""
+    reason: str
+
+
 @dataclass(slots=True)
 class _Crowd:
     """Measurements for a number of running sequences, to the nearest power of two."""
@@ -56,6 +65,8 @@ class _Crowd:
     """Whether drafts pay."""
     is_judged: bool = False
     """Whether that was found, not assumed."""
+    gain: float | None = None
+    """log(speed with drafts / speed without) when it was weighed last; None before that."""
     surprise: float = 0.0
     """Sum over trials of what was measured beyond what was expected, by seconds of trial."""
     evidence_s: float = 0.0
@@ -116,6 +127,26 @@ class SpeculationGate:
         crowd = self._crowd(self._size)
         return crowd.is_worth != (self._tried is crowd)
 
+    @property
+    def state(self) -> PolicyState:
+        """The decision at the present load. Safe to read from another thread."""
+        crowd = self._crowds.get(self._size)
+        if crowd is None:
+            return PolicyState(self._size == 0, 0.0, "not measured yet at this load")
+        is_trial = self._tried is crowd
+        speedup = 0.0 if crowd.gain is None else math.exp(crowd.gain)
+        if is_trial:
+            reason = "trying decoding without speculation" if crowd.is_worth else "trying drafts"
+        elif crowd.gain is None:
+            reason = "not measured yet at this load"
+        else:
+            reason = f"expected {speedup:.2g} of decoding without speculation"
+        return PolicyState(crowd.is_worth != is_trial, speedup, reason)
+
+    def learn(self, step: Step) -> None:
+        """Learn from a drafted step made while the policy is off, as of a named drafter: what drafts bring and cost."""
+        self._prospect.add(step.num_tokens, step.num_rows, step.waiting_s, self._size)
+
     def record(self, step: Step) -> None:
         """A sequence that went the present way, by drafts or without, got tokens."""
         crowd, num_running = self._crowd(self._size), max(1, self._num_running())
@@ -146,6 +177,8 @@ class SpeculationGate:
         gain, error = crowd.believed(expected)
         is_clear = crowd.evidence_s == 0.0 or abs(gain) > 2.0 * error
         crowd.is_judged |= expected != 0.0
+        if expected or crowd.evidence_s:
+            crowd.gain = gain
         if expected and is_clear and crowd.is_worth != (gain > 0.0):
             crowd.is_worth = not crowd.is_worth
         else:
@@ -173,6 +206,7 @@ class SpeculationGate:
         if not is_clear and crowd.busy_s < _LONGEST_TRIAL_S:
             return
         crowd.learn(expected, measured, crowd.busy_s)
+        crowd.gain = gain
         crowd.trial_s, crowd.patience, self._tried = crowd.busy_s, 1.0, None
         crowd.begin_anew()
         crowd.is_worth, crowd.is_judged = gain > 0.0, True

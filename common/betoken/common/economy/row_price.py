@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from betoken.common.economy.means import TimeDecayedRate
+from betoken.common.economy.means import DecayedMean, TimeDecayedRate
 
 _STEP_DECAY = 0.98
 """Weight of the past, per forward."""
@@ -57,6 +57,8 @@ class RowPrice:
         self._sums = [0.0] * 8
         self._learned_ns = (0.0, 0.0)
         """Growth that is assumed per row, beyond the table's, and per sequence."""
+        self._step_time = DecayedMean(_STEP_DECAY)
+        """Forward times over the table's."""
         self._rate = TimeDecayedRate()
         self._last_s: float | None = None
 
@@ -64,6 +66,11 @@ class RowPrice:
     def tokens_per_s(self) -> float:
         """Emitted of late, while any sequence was open; 0 = not known."""
         return self._rate.mean
+
+    @property
+    def step_time_ratio(self) -> float:
+        """Mean time of recent forwards over the time in the table; 0 while either is unknown."""
+        return self._step_time.mean
 
     @property
     def price(self) -> float:
@@ -110,6 +117,8 @@ class RowPrice:
         self._sums = [_STEP_DECAY * total + product for total, product in zip(self._sums, products, strict=True)]
         beyond_ns, (per_row, per_seq) = self._beyond_ns(), self._learned_ns
         self._learned_ns = per_row + _LEARNING * beyond_ns[0], per_seq + _LEARNING * beyond_ns[1]
+        if len(self._points) > 1 and (table_ns := self._table_ns(rows)) > 0:
+            self._step_time.add(ns / table_ns)
 
     def _table_slope(self, num_rows: float, ns: float) -> float:
         """Nanoseconds per row around that number, where forwards take `ns`; 0 without a table.
@@ -119,10 +128,14 @@ class RowPrice:
         if len(self._points) < 2:
             return 0.0
         few, many = max(1.0, num_rows / 2), max(4.0, num_rows * 2)  # far enough apart for times with noise
-        slowed = max(1.0, self.table_ns(num_rows) / max(1.0, ns))
-        return (self.table_ns(many) - self.table_ns(few)) / (many - few) / slowed
+        slowed = max(1.0, self._table_ns(num_rows) / max(1.0, ns))
+        return (self._table_ns(many) - self._table_ns(few)) / (many - few) / slowed
 
-    def table_ns(self, num_rows: float) -> float:
+    def step_ns(self, num_rows: float) -> float:
+        """Expected time of a forward: the table's, corrected by the mean of recent forwards."""
+        return self._table_ns(num_rows) * (self.step_time_ratio or 1.0)
+
+    def _table_ns(self, num_rows: float) -> float:
         """Interpolated between the measured points, and continued beyond them as the outermost two go on."""
         lines = list(pairwise(self._points))
         (rows_0, ns_0), (rows_1, ns_1) = next((line for line in lines if num_rows <= line[1][0]), lines[-1])

@@ -37,6 +37,11 @@ export function showPositions(place, stats) {
   place.replaceChildren(table([["position", "share", "accepted", "drafted"], ...rows], "Share of accepted draft tokens by position"));
 }
 
+const failureReasons = ({ num_failed_drafts_by_reason: reasons }) => {
+  const counts = Object.entries(reasons ?? {}).map(([reason, number]) => `${reason} ${number}`);
+  return counts.length ? ` (${counts.join(", ")})` : "";
+};
+
 export function showNumbers(place, end) {
   const { speculation: stats } = end.betoken;
   const ms = (seconds) => `${(1000 * seconds).toFixed(1)} ms`;
@@ -50,7 +55,8 @@ export function showNumbers(place, end) {
     ["tokens per forward of the target", stats.block_efficiency.toFixed(2)],
     ["draft tokens accepted", `${stats.num_accepted_tokens} of ${stats.num_draft_tokens} (${percent(stats.acceptance_rate)})`],
     ["drafting, verifying", `${ms(stats.draft_forward_s)}, ${ms(stats.verify_forward_s)}`],
-    ["failed drafts, failovers", `${stats.num_failed_drafts}, ${stats.num_failovers + end.betoken.num_resumes}`],
+    ["failed drafts, failovers", `${stats.num_failed_drafts}${failureReasons(stats)}, ${stats.num_failovers + end.betoken.num_resumes}`],
+    ["speculation", stats.policy ? stats.policy.reason : "off: no drafter"],
   ];
   place.replaceChildren(table([["what", "how much"], ...rows], "Numbers of the last answer"));
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from betoken.common.economy.terms import EmptyDraftPause, row_seconds
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
+from betoken.router.policy.speculation_policies import PolicyKind
 from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
@@ -103,9 +104,10 @@ class RoundLoop:
         except Exception as caught:
             failure = caught
         finally:
+            self._note_policy()
             self._speculator.close()
             self._close_session()
-            self._counts.num_failed_drafts = self._speculator.num_failed + self._attached.num_failed
+            self._counts.num_failed_drafts_by_reason.update(self._speculator.failures + self._attached.failures)
             self._counts.draft_workers += self._speculator.worker_ids
             self._buffer.close(failure)
 
@@ -169,7 +171,10 @@ class RoundLoop:
         takes_trees = self._request.mode == VERIFICATION_MODE_COUPLED and self._worker.hello.supports_trees
         room = self._answer.room - 1
         room = min(room, self._worker.hello.max_draft_tokens or room)
-        return await self._speculator.draft(self._answer.output_ids, room, takes_trees, self._worker.link.load)
+        worker = self._worker
+        return await self._speculator.draft(
+            self._answer.output_ids, room, takes_trees, worker.link.load, worker.forward_s.mean
+        )
 
     def _num_steps_after(self, draft: Draft) -> int:
         """Plain steps after an empty draft: ever more where nothing pays, nor will soon."""
@@ -210,6 +215,9 @@ class RoundLoop:
             self._counts.first_token_ns = time.perf_counter_ns()
             self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
             self._step.tells_of_drafts = False  # the prompt's prefill is in it
+        if self._step.tells_of_drafts:
+            elapsed_ns = time.perf_counter_ns() - self._step.began_ns
+            self._worker.forward_s.add(min(verdict.forward_ns, elapsed_ns) * 1e-9)
         load = self._worker.link.load
         row_s = row_seconds(load.row_price, load.tokens_per_s) if load is not None else 0.0  # it told none yet
         if self._session is not None and self._session.is_attached:
@@ -244,7 +252,7 @@ class RoundLoop:
         if not self._is_taken:
             raise of_request(error, self._request) from error
         _log.warning("request %s goes on without the attached drafter: %s", self._request.request_id, error)
-        self._attached.num_failed += 1
+        self._attached.failures["rejected"] += 1
         self._speculator.forgive()
         self._opened_as = replace(self._request, drafter=None)
         self._close_session()
@@ -270,6 +278,13 @@ class RoundLoop:
             await self._take_prompt(opened.answer)
         else:
             await self._commit(DecidedRound.of(NO_DRAFT, opened.answer))
+
+    def _note_policy(self) -> None:
+        """Record why the request speculates at its end, or does not."""
+        if self._request.drafter is not None:
+            is_attached = self._session is not None and self._session.is_attached
+            state = self._attached.state if is_attached else self._speculator.policy_state
+            self._counts.policy = PolicyKind.of(self._request, is_attached=is_attached).message(state)
 
     def _note_worker(self) -> None:
         if (worker_id := self._worker.id) not in self._counts.verify_workers:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.gate import PolicyState, SpeculationGate
 from betoken.common.economy.terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS
 from betoken.common.errors import (
     BetokenError,
@@ -19,6 +20,7 @@ from betoken.common.errors import (
     ResourceExhaustedError,
 )
 from betoken.router.policy.draft_terms import draft_terms, terms_entry
+from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request import GenerationRequest
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
@@ -29,6 +31,7 @@ from betoken.router.workers.draft_session import (
     DraftLateError,
     DraftSession,
     DraftTimeoutError,
+    DraftUnavailableError,
     DraftWorkerLostError,
 )
 from betoken.router.workers.draft_worker import DraftWorker
@@ -38,7 +41,9 @@ from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 _log = logging.getLogger(__name__)
 _FULL_PAUSE_S = 1.0
 """How long a worker that had no room for a request is not asked by it again: a refusal costs a round its draft."""
-_NO_FAULTS = (DraftWorkerLostError, DraftTimeoutError, DeadlineExceededError)
+_STEPS_PER_WAIT = 8
+"""Decode steps that a draft may take before it is late: it saves about as many at most."""
+_NO_FAULTS = (DraftWorkerLostError, DraftUnavailableError, DraftTimeoutError, DeadlineExceededError)
 """Not a new fault of the worker: it was replaced, has recorded the timeout, or met the request's own deadline."""
 
 
@@ -54,9 +59,10 @@ class Speculator:
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
     ) -> None:
-        """`timeout_s`: longest wait of a round for its draft, whatever the state of the session. A draft that takes
-        longer is late: the answer goes on with decode steps until it has come. In modes whose tokens depend on drafts
-        none may be late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
+        """`timeout_s`: longest wait of a round for its draft, whatever the state of the session; or the time of
+        `_STEPS_PER_WAIT` decode steps if that is longer, up to `first_timeout_s`. A draft that takes longer is late:
+        the answer goes on with decode steps until it has come. In modes whose tokens depend on drafts none may be
+        late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         """
@@ -77,27 +83,49 @@ class Speculator:
         has_settings = request.drafter is not None and bool(request.drafter.settings)
         self._has_untried_settings = has_settings and not request.has_begun
         """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
-        self.num_failed = 0
-        """Drafts that were late, wrong or failed."""
+        self._trials = NamedDrafterTrials(is_named=request.is_drafter_fixed)
+        self.failures: Counter[str] = Counter()
+        """Drafts that were late, invalid or failed, by reason."""
         self.worker_ids: list[str] = []
         """Ids of the workers that had it open, in their order, each once."""
 
     @property
     def is_available(self) -> bool:
         """Whether a draft may be asked for, and pays."""
-        if self._gate is not None and not self._gate.is_open and not self._has_untried_settings:
+        if not (self._is_on or self._has_untried_settings or self._trials.is_due):
             return False
         if self._session is None:
             return self._choose() is not None
         return not self._session.is_late and not self._is_worker_silent
 
+    @property
+    def policy_state(self) -> PolicyState:
+        """Whether the request speculates, and why."""
+        if self._state is DraftingState.REFUSED:
+            return PolicyState(False, 0.0, "the drafter rejects this request")
+        if self._is_worker_silent:
+            return PolicyState(False, 0.0, "the draft worker gives no sign of work")
+        if self._session is None and self._choose() is None:
+            return PolicyState(False, 0.0, "no draft worker is available")
+        return self._gate.state if self._gate is not None else PolicyState(True, 0.0, "not a choice of the router")
+
+    @property
+    def _is_on(self) -> bool:
+        """Whether the speculation policy lets the request draft."""
+        return self._gate is None or self._gate.is_open
+
     async def draft(
-        self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None = None
+        self,
+        committed_ids: Sequence[int],
+        room: int,
+        takes_trees: bool,
+        load: Load | None = None,
+        forward_s: float = 0.0,
     ) -> Draft:
         """At most `room` guesses at what follows the prompt and `committed_ids`; empty when there are none.
 
         They are a chain, unless the target `takes_trees`. How many they are is the request's, or else what pays under
-        the `load` of the verify worker.
+        the `load` of the verify worker. `forward_s`: time of its recent forwards, seconds; 0 = not known.
 
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it before a token is there.
@@ -108,7 +136,10 @@ class Speculator:
         try:
             if self._session is None:
                 self._open(committed_ids)
-            draft = await self._ask(committed_ids, room, takes_trees, load)
+            timeout_s = min(
+                max(self._timeout_s, _STEPS_PER_WAIT * forward_s), max(self._timeout_s, self._first_timeout_s)
+            )
+            draft = await self._ask(committed_ids, room, takes_trees, load, timeout_s)
         except DraftLateError as error:
             self._late(error)
             return NO_DRAFT
@@ -116,6 +147,7 @@ class Speculator:
             self._failed(error)
             return NO_DRAFT
         self._went(DraftingEvent.CAME)
+        self._trials.tried()
         self._has_untried_settings = False
         return draft
 
@@ -127,6 +159,7 @@ class Speculator:
         """
         can_draft = self._session is not None and not self._session.is_late
         self._timer.commit(len(ids), began_s, time.perf_counter(), row_s, can_draft=can_draft)
+        self._trials.add_tokens(len(ids))
         if self._session is None:
             return
         is_draining = self._worker is not None and self._worker.is_draining
@@ -160,9 +193,11 @@ class Speculator:
 
     def _can_do_without(self) -> bool:
         """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
-        return (self._gate is not None and not self._gate.is_open) or self._choose() is not None
+        return not self._is_on or self._choose() is not None
 
-    async def _ask(self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None) -> Draft:
+    async def _ask(
+        self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None, timeout_s: float
+    ) -> Draft:
         """The draft of the worker that has the sequence open."""
         worker, session = self._worker, self._session
         assert worker is not None and session is not None
@@ -179,7 +214,7 @@ class Speculator:
             (committed_ids or self._request.prompt_ids)[-1],
             min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS),
             self._vocab_size,
-            self._timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,
+            timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,
             may_be_late=may_be_late,
             takes_trees=takes_trees,
             terms=terms_entry(terms) if terms is not None else None,
@@ -209,7 +244,7 @@ class Speculator:
     def _open(self, committed_ids: Sequence[int]) -> None:
         worker, drafter = self._choose(), self._request.drafter
         if worker is None or drafter is None:
-            raise DraftFailedError("no draft worker")
+            raise DraftUnavailableError("no draft worker is available")
         self._worker = worker
         if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
@@ -219,13 +254,16 @@ class Speculator:
             self.worker_ids.append(worker.id)
 
     def _late(self, error: DraftLateError) -> None:
-        if not self.num_failed:
+        if not self.failures:
             _log.info("request %s goes without drafts until one has come: %s", self._request.request_id, error)
-        self.num_failed += 1
+        self.failures["timeout"] += 1
+        if self._state.has_drafted:  # else the draft that is still to come is the trial
+            self._trials.tried()
         self._went(DraftingEvent.OVERDUE)
 
     def _failed(self, error: Exception) -> None:
-        self.num_failed += 1
+        self.failures[_reason(error)] += 1
+        self._trials.tried()
         is_refusal = isinstance(error, InvalidArgumentError)  # its own fault: others may go on drafting there
         self._went(DraftingEvent.REFUSED if is_refusal else DraftingEvent.FAILED)
         worker = self._worker
@@ -239,6 +277,18 @@ class Speculator:
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)
+
+
+def _reason(error: Exception) -> str:
+    """The reason of a failed draft, as statistics name it."""
+    if isinstance(error, InvalidArgumentError):
+        return "rejected"
+    if isinstance(error, ResourceExhaustedError):
+        return "full"
+    if isinstance(error, DraftTimeoutError | DeadlineExceededError):
+        return "timeout"
+    is_lost = isinstance(error, DraftWorkerLostError | DraftUnavailableError)
+    return "lost" if is_lost else "fault"
 
 
 def of_request(error: InvalidArgumentError, request: GenerationRequest) -> InvalidArgumentError:

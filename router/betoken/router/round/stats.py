@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import statistics
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
+
+from betoken.v1.generation_pb2 import SpeculationPolicy
 
 
 @dataclass(slots=True)
@@ -26,7 +29,10 @@ class SpeculationCounts:
     verify_forward_ns: int = 0
     verify_queue_ns: int = 0
     round_ns: int = 0
-    num_failed_drafts: int = 0
+    num_failed_drafts_by_reason: Counter[str] = field(default_factory=Counter)
+    """Drafts that were late, invalid or failed, by reason."""
+    policy: SpeculationPolicy | None = None
+    """State of the speculation policy for the request at its end; None without a drafter, or before the end."""
     num_failovers: int = 0
     num_rounds: int = 0
     first_draft_forward_ns: int = 0
@@ -44,6 +50,11 @@ class SpeculationCounts:
     draft_workers: list[str] = field(default_factory=list)
     """Draft tokens taken from the prediction that were rejected."""
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def num_failed_drafts(self) -> int:
+        """Drafts that were late, invalid or failed."""
+        return self.num_failed_drafts_by_reason.total()
 
     @property
     def router_overhead_p50_ns(self) -> int:

@@ -55,5 +55,10 @@ class StepTimer:
             return
         is_going_on = self._is_speculating and gate.is_open and can_draft
         self._is_speculating = asked is not _Asked.NOTHING or is_going_on
-        if began_s is not None and asked is not _Asked.FIRST_DRAFT and self._is_speculating == gate.is_open:
-            gate.record(Step(began_s, now_s, num_tokens, num_rows, waiting_s, row_s))
+        if began_s is None or asked is _Asked.FIRST_DRAFT:
+            return
+        step = Step(began_s, now_s, num_tokens, num_rows, waiting_s, row_s)
+        if self._is_speculating == gate.is_open:
+            gate.record(step)
+        elif num_rows > 1:
+            gate.learn(step)

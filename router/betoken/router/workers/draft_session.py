@@ -26,6 +26,10 @@ class DraftTimeoutError(DraftFailedError):
     """The draft took too long, and this mode does not allow late drafts; the session is closed."""
 
 
+class DraftUnavailableError(DraftFailedError):
+    """No draft worker can open the sequence."""
+
+
 class DraftWorkerLostError(DraftFailedError):
     """The session ended with its link, perhaps long ago: this says nothing of the worker that is there now."""
 

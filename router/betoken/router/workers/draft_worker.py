@@ -18,7 +18,12 @@ from betoken.common.errors import BetokenError, ResourceExhaustedError, Unavaila
 from betoken.router.request import GenerationRequest
 from betoken.router.workers.bounded import run_bounded
 from betoken.router.workers.circuit_breaker import CircuitBreaker
-from betoken.router.workers.draft_session import DraftFailedError, DraftSession, DraftWorkerLostError
+from betoken.router.workers.draft_session import (
+    DraftFailedError,
+    DraftSession,
+    DraftUnavailableError,
+    DraftWorkerLostError,
+)
 from betoken.router.workers.worker import Worker, WorkerOptions
 from betoken.rpc.link import DraftLink, LinkCallbacks
 from betoken.rpc.validation import validate_frame
@@ -88,7 +93,7 @@ class DraftWorker(Worker[DraftSession]):
         """Open the request's sequence here, for one of the drafters it hosts (name empty: its default).
 
         Raises:
-            DraftFailedError: the worker has just gone.
+            DraftUnavailableError: the worker has just gone.
         """
         sequence_id = self._options.sequence_ids.next()
         has_probs = request.mode == VERIFICATION_MODE_REJECTION
@@ -99,7 +104,7 @@ class DraftWorker(Worker[DraftSession]):
             entry = request.open_entry(sequence_id, committed_ids, drafter, is_predicting=is_predicting)
             self.link.send(opens=[entry])
         except UnavailableError as error:
-            raise DraftFailedError(str(error)) from error
+            raise DraftUnavailableError(str(error)) from error
         self._sessions[sequence_id] = session
         return session
 

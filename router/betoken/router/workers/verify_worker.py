@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from betoken.common.economy.means import DecayedMean
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
@@ -26,6 +27,7 @@ from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
+_FORWARD_DECAY = 0.95
 _FULL_RETRY_AFTER_S = 1.0  # links carry no advice; other routers fill the worker too
 SILENCE = "gives no sign of work: others get what is new"
 _LOST = (UnavailableError, InternalError, NotFoundError, FailedPreconditionError)
@@ -49,6 +51,8 @@ class VerifyWorker(Worker[VerifySession]):
         """Identity from its handshake; set once it has been ready."""
         self.is_silent = False
         """Whether a sequence was lost because the worker showed no progress, and it has shown none since."""
+        self.forward_s = DecayedMean(_FORWARD_DECAY)
+        """Time of its recent forwards without prefill, seconds."""
         self._verify_timeout_s = verify_timeout_s
         self._on_change = on_change
 

@@ -11,7 +11,7 @@ SequenceKey = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
-    speed and price of a row, and bytes of snapshots."""
+    speed and price of a row, bytes of snapshots, and the correction of measured step times."""
 
     num_running: int
     num_waiting: int
@@ -22,6 +22,7 @@ class WorkerLoad:
     row_price: float = 0.0
     num_cached_tokens: int = 0
     snapshot_bytes: int = 0
+    step_time_ratio: float = 0.0
 
     def to_message(self) -> Load:
         return Load(
@@ -34,4 +35,5 @@ class WorkerLoad:
             row_price=self.row_price,
             cached_tokens=self.num_cached_tokens,
             snapshot_bytes=self.snapshot_bytes,
+            step_time_ratio=self.step_time_ratio,
         )

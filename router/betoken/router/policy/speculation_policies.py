@@ -1,0 +1,86 @@
+"""The speculation policies of a router: one for each kind of requests, made when its first request arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from betoken.common import names
+from betoken.common.economy.gate import PolicyState, SpeculationGate
+from betoken.router.request import GenerationRequest
+from betoken.rpc import telemetry
+from betoken.v1.generation_pb2 import SpeculationPolicy
+from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
+
+
+class PolicyKind(NamedTuple):
+    """Requests whose drafts are accepted about equally often."""
+
+    drafter: str
+    is_attached: bool
+    is_sampled: bool
+    has_prediction: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequest, *, is_attached: bool) -> PolicyKind:
+        """Return the kind of a request."""
+        name = request.drafter.name if request.drafter is not None else ""
+        return cls(name, is_attached, request.sampling.temperature > 0.0, bool(request.predicted_ids))
+
+    def message(self, state: PolicyState) -> SpeculationPolicy:
+        """Return the state of this kind's policy as clients receive it."""
+        return SpeculationPolicy(
+            drafter=self.drafter,
+            is_attached=self.is_attached,
+            is_sampled=self.is_sampled,
+            has_prediction=self.has_prediction,
+            is_on=state.is_on,
+            expected_speedup=state.expected_speedup,
+            reason=f"{'on' if state.is_on else 'off'}: {state.reason}",
+        )
+
+
+class SpeculationPolicies:
+    """The policies of all kinds of requests served so far."""
+
+    def __init__(self, num_running: Callable[[], int]) -> None:
+        """`num_running`: number of all running requests."""
+        self._num_running = num_running
+        self._policies: dict[PolicyKind, SpeculationGate] = {}
+
+    def of(self, request: GenerationRequest, *, is_attached: bool) -> SpeculationGate | None:
+        """Return the policy of a request; None if the request leaves no choice or its tokens depend on drafts."""
+        if request.num_draft_tokens or request.mode != VERIFICATION_MODE_COUPLED:
+            return None
+        kind = PolicyKind.of(request, is_attached=is_attached)
+        if kind not in self._policies:
+            self._policies[kind] = SpeculationGate(self._num_running)
+        return self._policies[kind]
+
+    def states(self) -> list[tuple[PolicyKind, PolicyState]]:
+        """Return the state of every policy. Safe to call from another thread."""
+        return [(kind, policy.state) for kind, policy in list(self._policies.items())]
+
+    def messages(self) -> list[SpeculationPolicy]:
+        """Return the state of every policy as clients receive it."""
+        return [kind.message(state) for kind, state in self.states()]
+
+    def observe(self) -> None:
+        """Create the gauges of the policies, after telemetry is configured."""
+
+        def attributes(kind: PolicyKind) -> dict[str, str | bool]:
+            own = {names.DRAFTER_ATTACHED: kind.is_attached, names.SAMPLED: kind.is_sampled}
+            return {names.DRAFTER: kind.drafter, **own, names.PREDICTED: kind.has_prediction}
+
+        def is_on(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(int(state.is_on), attributes(kind)) for kind, state in self.states()]
+
+        def speedup(_: CallbackOptions) -> Iterable[Observation]:
+            known = [(kind, state) for kind, state in self.states() if state.expected_speedup]
+            return [Observation(state.expected_speedup, attributes(kind)) for kind, state in known]
+
+        meter = telemetry.meter()
+        meter.create_observable_gauge(names.METRIC_SPECULATION_ON, [is_on])
+        meter.create_observable_gauge(names.METRIC_EXPECTED_SPEEDUP, [speedup])
