@@ -875,6 +875,7 @@ async def test_a_queued_request_is_not_answered_by_another_model(make_cluster: M
         step_s=0.01,
         max_concurrency=1,
         failover_timeout_s=30.0,
+        allow_weights_change=True,
     )
     await cluster.until(lambda: cluster.router.verify.model is not None)
     served = next(v for v in cluster.verifiers if v.hello.model_id == cluster.router.verify.model.hello.model_id)

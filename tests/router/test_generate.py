@@ -445,7 +445,7 @@ async def test_workers_that_answer_alike_serve_their_model_by_each_of_its_names(
 
 async def test_a_model_that_is_served_no_more_has_no_name(make_cluster: MakeCluster) -> None:
     hellos = [{"model_id": "/models/a"}, {"model_id": "/models/b"}]
-    cluster = await make_cluster(verify_hellos=hellos)
+    cluster = await make_cluster(verify_hellos=hellos, allow_weights_change=True)
     old, new = cluster.verifiers
     for worker in (old, new):
         await worker.kill()

@@ -29,6 +29,20 @@ async def test_other_weights_that_connected_first_do_not_exclude_workers(make_cl
     await cluster.until(lambda: honest.is_ready)
 
 
+@pytest.mark.parametrize(("allow_weights_change", "state"), [(False, "refused"), (True, "ready")])
+async def test_a_rejected_verify_worker_takes_over_from_the_last_good_one_only_if_allowed(
+    make_cluster: MakeCluster, allow_weights_change: bool, state: str
+) -> None:
+    cluster = await make_cluster(num_drafters=0, allow_weights_change=allow_weights_change)
+    good, link = cluster.verifiers[0], cluster.router.verify.workers[0].link
+    await good.kill()
+    await cluster.until(lambda: not link.is_up)
+    good.hello.weights_fingerprint = OTHER
+    await good.start()
+    await cluster.until(lambda: link.state == state)
+    assert ("--allow-weights-change" in link.detail) == (state == "refused")
+
+
 @pytest.mark.parametrize("value", ["f" * 15, "f" * 65, "F" * 64, "sha256:" + "f" * 64])
 def test_what_is_no_fingerprint_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="weights_fingerprint"):

@@ -70,6 +70,7 @@ class Router:
             self._check_verify_hello,
             lambda hello: ServedModel.of(hello, tokenizer.fingerprint, tokenizer.chat_eos_id),
             on_change=self._workers_changed,
+            allow_weights_change=settings.allow_weights_change,
         )
         self.draft = DraftPool(
             settings.draft,

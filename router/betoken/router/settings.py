@@ -47,6 +47,11 @@ class RouterSettings(ServiceSettings):
         description="Weights that verify workers must serve: what `betoken info --json` shows, or 16 first digits and"
         " more; empty = determined by the first worker.",
     )
+    allow_weights_change: bool = Field(
+        False,
+        description="Whether verify workers with other weights may take over once none with the first ones is ready;"
+        " otherwise they are rejected until the router restarts.",
+    )
     tokenizer: str = Field(
         min_length=1,
         description="The target's GGUF file, or a directory or hub id with its tokenizer.json and chat template.",

@@ -30,14 +30,18 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         check_hello: Callable[[WorkerHello], None],
         served_model: Callable[[WorkerHello], ServedModel],
         on_change: Callable[[], None],
+        *,
+        allow_weights_change: bool = False,
     ) -> None:
         """`check_hello` raises for workers that do not fit the tokenizer; `served_model` says what a worker serves with
-        it; `on_change` follows changes of capacity."""
+        it; `on_change` follows changes of capacity; `allow_weights_change`: whether workers with other weights may
+        take over from workers that are gone."""
         super().__init__(
             VerifyWorker(address, options, verify_timeout_s, self.check, self.changed) for address in addresses
         )
         self.model: ServedModel | None = None
         """Model of the last accepted worker."""
+        self._allow_weights_change = allow_weights_change
         self._check_hello = check_hello
         self._served_model = served_model
         self._on_change = on_change
@@ -65,9 +69,21 @@ class VerifyPool(WorkerPool[VerifyWorker]):
                 raise FailedPreconditionError(
                     f"this worker serves {theirs_not_ours}; {worker.link.address} serves {ours_not_theirs}"
                 )
+        self._check_pinned_weights(theirs)
         if self.model is None or model.identity != self.model.identity:
             _log_eos(model)
         self.model = model
+
+    def _check_pinned_weights(self, identity: WorkerIdentity) -> None:
+        """Reject weights that differ from the first accepted worker's, unless the operator allows a change."""
+        if self.model is None or self._allow_weights_change:
+            return
+        pinned, found = self.model.identity.weights_fingerprint, identity.weights_fingerprint
+        if found != pinned:
+            raise FailedPreconditionError(
+                f"this router serves weights {pinned or 'without a fingerprint'}, this worker has {found or 'none'};"
+                " restart the router, or start it with --allow-weights-change"
+            )
 
     def serves(self, model_id: str) -> bool:
         """Whether `model` goes by this id: workers that give the same answers may have loaded it under several."""
