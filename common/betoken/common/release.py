@@ -3,7 +3,7 @@
 The builds of both distributions read the version from here. It knows no package index.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def how_to_install(extra: str) -> str:
