@@ -29,7 +29,7 @@ async def several(
     is_computed = asyncio.Event()
     error: Exception | None = None
 
-    async def emit(event: Event) -> None:
+    async def emit_first(event: Event) -> None:
         await emit(event)
         if isinstance(event, Tokens | Finished):
             is_computed.set()
@@ -51,7 +51,7 @@ async def several(
 
     running: list[asyncio.Task[None]] = []
     async with asyncio.TaskGroup() as tasks:
-        running.append(tasks.create_task(guarded(first(emit), waits=False)))
+        running.append(tasks.create_task(guarded(first(emit_first), waits=False)))
         running.extend(tasks.create_task(guarded(answer(), waits=True)) for answer in further)
     if error is not None:
         raise error
