@@ -17,7 +17,7 @@ from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
-from betoken.gateway.call_grammar import CallableTool, call_grammar
+from betoken.gateway.tool_calls.grammar import CallableTool, call_grammar
 from betoken.rpc.constraints import Grammars
 from betoken.v1.types_pb2 import Constraint
 from tests.router.harness import byte_tokenizer_json

@@ -9,7 +9,7 @@ import pytest
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.testing.fake_model import FakeModel
 from tests.gateway.conftest import Gate, MakeGate
-from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATE
+from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATES
 from tests.router.harness import byte_tokenizer_json
 
 SAID = (
@@ -21,7 +21,7 @@ TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "obje
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     config = {"eos_token": "<eos>", "additional_special_tokens": SPECIAL}
-    return Tokenizer(byte_tokenizer_json(), config, TEMPLATE, "test")
+    return Tokenizer(byte_tokenizer_json(), config, TEMPLATES["hermes"], "test")
 
 
 async def saying(make_gate: MakeGate, tokenizer: Tokenizer, text: str) -> Gate:

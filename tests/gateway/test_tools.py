@@ -10,7 +10,7 @@ import pytest
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.testing.fake_model import FakeModel
 from tests.gateway.conftest import Gate, MakeGate
-from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATE
+from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATES
 from tests.router.harness import byte_tokenizer_json
 
 WEATHER: dict[str, Any] = {
@@ -27,16 +27,17 @@ WRITTEN = {
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Tokenizer whose template has the format in `request.param`."""
     config = {"eos_token": "<eos>", "additional_special_tokens": SPECIAL}
-    return Tokenizer(byte_tokenizer_json(), config, TEMPLATE, "test")
+    return Tokenizer(byte_tokenizer_json(), config, TEMPLATES[getattr(request, "param", "hermes")], "test")
 
 
 async def saying(make_gate: MakeGate, tokenizer: Tokenizer, text: str) -> Gate:
     return await make_gate(model=FakeModel(tokenizer.vocab_size, script=tuple(tokenizer.encode(text))))
 
 
-@pytest.mark.parametrize("style", WRITTEN)
+@pytest.mark.parametrize(("style", "tokenizer"), [(style, style) for style in WRITTEN], indirect=["tokenizer"])
 async def test_calls_are_read_out_of_the_answer_whole_and_in_streams(
     make_gate: MakeGate, tokenizer: Tokenizer, style: str
 ) -> None:
@@ -81,6 +82,7 @@ async def test_what_was_called_and_what_came_of_it_go_to_the_template(
 HELD = ["?\nEND", "? [TOOL_CALLS]x", "ask?x", "?[{x"]
 
 
+@pytest.mark.parametrize("tokenizer", ["mistral"], indirect=True)
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("stop", HELD)
 async def test_a_stop_string_that_may_have_begun_moves_no_text_behind_a_tool_calls_mark(
@@ -98,6 +100,7 @@ async def test_a_stop_string_that_may_have_begun_moves_no_text_behind_a_tool_cal
     assert events[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("tokenizer", ["mistral"], indirect=True)
 async def test_half_a_character_before_a_tool_calls_mark_keeps_the_call(
     make_gate: MakeGate, tokenizer: Tokenizer
 ) -> None:
@@ -147,6 +150,7 @@ async def test_thoughts_are_distinguished(make_gate: MakeGate, tokenizer: Tokeni
     assert 0 < whole.usage.completion_tokens_details.reasoning_tokens - num_thought <= len("</think>")
 
 
+@pytest.mark.parametrize("tokenizer", [""], indirect=True)
 async def test_what_cannot_be_kept_is_refused_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, "x")
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
@@ -156,6 +160,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(make_gate: MakeGate, token
         ({"tools": [WEATHER], "tool_choice": named}, "tool_choice"),
         ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [strict]}, "tools"),
+        ({"tools": [WEATHER]}, "tools"),  # calls could not be distinguished from text
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": 3}, "tool_choice"),

@@ -10,6 +10,14 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}\n{% endfor %}"
     "{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}"
 )
+TEMPLATES = {
+    "": TEMPLATE,
+    "hermes": TEMPLATE + "{# <tool_call> #}",
+    "mistral": TEMPLATE + "{# [TOOL_CALLS] #}",
+    "mistral named": TEMPLATE + "{# [TOOL_CALLS] [ARGS] #}",
+    "llama": TEMPLATE + "{# <|python_tag|> #}",
+}
+"""Templates by the format of their tool calls; one does not show it."""
 
 
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]

@@ -120,7 +120,7 @@ class ToolFormat:
     """How the model's template writes calls of tools."""
 
     name: str
-    """"hermes" (Qwen too), "llama", "mistral" or "mistral_named"; empty = no form that is known."""
+    """Name as listed in docs/http.md, such as "hermes" (Qwen too) or "mistral"; empty = unknown."""
     mark_ids: Mapping[str, int]
     """Ids of the marks around calls that are special tokens, by their text."""
 

@@ -32,6 +32,7 @@ from betoken.gateway.question import Question
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.responses_form import ResponsesForm
 from betoken.gateway.settings import GatewaySettings
+from betoken.gateway.tool_calls.formats import FORMATS
 from betoken.gateway.vocabulary import Vocabulary
 
 _FAULTS: dict[int | str, dict[str, Any]] = {
@@ -78,14 +79,14 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """An answer to a chat."""
     check_number(body.n, "n", request)
-    questions = body.questions(await form_of_calls(request, body))
-    return reply(request, ChatForm(body, request_id_of(request)), questions, body)
+    form = await tool_format(request, body)
+    return reply(request, ChatForm(body, request_id_of(request), form.name), body.questions(form), body)
 
 
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """An answer to a conversation, by OpenAI's newer protocol."""
-    questions = body.questions(await form_of_calls(request, body))
-    return reply(request, ResponsesForm(body, request_id_of(request)), questions, body)
+    form = await tool_format(request, body)
+    return reply(request, ResponsesForm(body, request_id_of(request), form.name), body.questions(form), body)
 
 
 _ENDPOINTS: dict[str, Callable[..., Any]] = {
@@ -100,15 +101,20 @@ def reply(request: Request, form: Form, questions: Sequence[Question], body: Gen
     return Answers(request, form, questions, is_stream=body.stream)
 
 
-async def form_of_calls(request: Request, body: ChatBody | ResponsesBody) -> ToolFormat | None:
-    """How the model's template writes calls, where the body needs a grammar of them.
+async def tool_format(request: Request, body: ChatBody | ResponsesBody) -> ToolFormat:
+    """Return the format in which the model's template writes tool calls, if the body has tools to call.
 
     Raises:
+        RefusedError: the format is unknown, so that calls could not be distinguished from text.
         BetokenError: the router cannot be asked.
     """
-    if not body.why_constrained:
-        return None
-    return (await Door.of(request).client.model_info(headers=caller_headers(request))).tool_format
+    if not body.callable_tools:
+        return ToolFormat("", {})
+    form = (await Door.of(request).client.model_info(headers=caller_headers(request))).tool_format
+    if form.name not in FORMATS:
+        field = body.why_constrained or "tools"
+        raise RefusedError(field, f"{field}: the model's chat template writes tool calls in no known format")
+    return form
 
 
 def check_number(num_choices: int, param: str, request: Request) -> None:

@@ -12,8 +12,9 @@ from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import chat_logprobs
-from betoken.gateway.read_answer import TokenText, ids_to_read, reader_of
-from betoken.gateway.reader import Arguments, Call, Part, Reader, Said, Thought
+from betoken.gateway.read_answer import TokenText, ids_to_read, parser_of
+from betoken.gateway.tool_calls.parser import ToolCallParser
+from betoken.gateway.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 from betoken.gateway.tools import call_object
 
 
@@ -24,11 +25,12 @@ class ChatForm(Form):
     event_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, body: ChatBody, request_id: str) -> None:
+    def __init__(self, body: ChatBody, request_id: str, tool_format: str = "") -> None:
         super().__init__(body, request_id)
         self._body = body
         self._request_id = request_id
-        self._tools = frozenset(tool.function.name for tool in body.callable_tools)
+        self._tools = {tool.function.name: tool.function.parameters for tool in body.callable_tools}
+        self._tool_format = tool_format
         self._answers: dict[int, _ReadAnswer] = {}
 
     @property
@@ -75,15 +77,16 @@ class ChatForm(Form):
         return choice | {"betoken": choice_extension(answer, has_tokens=False)}
 
     def usage(self, answers: Sequence[Completion]) -> dict[str, Any]:
-        num_thought = sum(read.num_thought_tokens for read in self._answers.values())
+        num_reasoning = sum(read.num_reasoning_tokens for read in self._answers.values())
         usage = super().usage(answers)
-        usage["completion_tokens_details"]["reasoning_tokens"] = num_thought
+        usage["completion_tokens_details"]["reasoning_tokens"] = num_reasoning
         return usage
 
     def _answer(self, index: int, prompt_ids: Sequence[int]) -> _ReadAnswer:
         if index not in self._answers:
-            reader = reader_of(prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
-            self._answers[index] = _ReadAnswer(reader, self, index, self._request_id)
+            must_call = self._body.must_call
+            parser = parser_of(prompt_ids, self.names, self._tool_format, self._tools, begins_anew=must_call)
+            self._answers[index] = _ReadAnswer(parser, self, index, self._request_id)
         return self._answers[index]
 
     @staticmethod
@@ -94,23 +97,23 @@ class ChatForm(Form):
 class _ReadAnswer:
     """One answer as it is read."""
 
-    def __init__(self, reader: Reader, form: Form, choice: int, request_id: str) -> None:
-        self._reader = reader
+    def __init__(self, parser: ToolCallParser, form: Form, choice: int, request_id: str) -> None:
+        self._parser = parser
         self._text = TokenText()
         self._form = form
         self._choice = choice
         self._request_id = request_id
         self.num_calls = 0
-        self.num_thought_tokens = 0
+        self.num_reasoning_tokens = 0
 
     def delta(self, tokens: Sequence[Token], *, is_end: bool = False) -> dict[str, Any]:
         """The content of the next tokens, by the message's fields."""
         parts: list[Part] = []
         for token in tokens:
-            self.num_thought_tokens += self._reader.is_thinking
-            parts += self._reader.feed(self._text.feed(token, self._form.names))
+            self.num_reasoning_tokens += self._parser.is_reasoning
+            parts += self._parser.feed(self._text.feed(token, self._form.names))
         if is_end:
-            parts += self._reader.end()
+            parts += self._parser.end()
         return self._fields(parts)
 
     def finish_reason(self, answer: Completion) -> str:
@@ -121,9 +124,9 @@ class _ReadAnswer:
         fields: dict[str, Any] = {}
         for part in parts:
             match part:
-                case Said(text):
+                case Content(text):
                     fields["content"] = fields.get("content", "") + text
-                case Thought(text):
+                case Reasoning(text):
                     fields["reasoning_content"] = fields.get("reasoning_content", "") + text
                 case Call():
                     call = call_object(part, self._request_id, self._choice, self.num_calls)

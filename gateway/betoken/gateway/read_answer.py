@@ -1,30 +1,38 @@
-"""How tokens are given to a reader: special ones, which leave no text, as the marks that they are.
+"""How tokens are given to a parser: special ones, which leave no text, as the marks that they are.
 
 Knows bytes of ids only where they were asked for before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from betoken.client import Token
-from betoken.gateway.reader import MARKS, THINK, Reader
+from betoken.common.tool_formats import MARKS, REASONING_MARKS
+from betoken.gateway.tool_calls.parser import ToolCallParser
 
 _MARK_BYTES = frozenset(mark.encode() for mark in MARKS)
-_NUM_TAIL_IDS = len(THINK) + 2  # of a prompt, within which `<think>` and two line ends fit, be each byte a token
+_NUM_TAIL_IDS = max(map(len, REASONING_MARKS)) + 2  # a mark and two line ends, even if each byte is a token
 
 
 def ids_to_read(prompt_ids: Sequence[int], tokens: Sequence[Token], has_tools: bool) -> set[int]:
-    """Ids whose bytes a reader needs for these tokens."""
+    """Ids whose bytes a parser needs for these tokens."""
     return {*prompt_ids[-_NUM_TAIL_IDS:], *(token.id for token in tokens if has_tools or not token.text)}
 
 
-def reader_of(
-    prompt_ids: Sequence[int], names: Mapping[int, bytes], tools: Set[str], *, begins_anew: bool = False
-) -> Reader:
-    """A reader of the answer to this prompt, which may end within a thought; not of one that `begins_anew`."""
-    tail = b"".join(names.get(token_id, b"") for token_id in prompt_ids[-_NUM_TAIL_IDS:])
-    return Reader(tools, is_thinking=not begins_anew and tail.rstrip().endswith(THINK.encode()))
+def parser_of(
+    prompt_ids: Sequence[int],
+    names: Mapping[int, bytes],
+    format_name: str,
+    tools: Mapping[str, Any],
+    *,
+    begins_anew: bool = False,
+) -> ToolCallParser:
+    """Return the parser of the answer to a prompt, which may end within reasoning unless the answer `begins_anew`."""
+    tail = b"".join(names.get(token_id, b"") for token_id in prompt_ids[-_NUM_TAIL_IDS:]).rstrip()
+    marks = [] if begins_anew else [end for begin, end in REASONING_MARKS.items() if tail.endswith(begin.encode())]
+    return ToolCallParser(format_name, tools, reasoning_end=marks[0] if marks else None)
 
 
 class TokenText:

@@ -10,9 +10,10 @@ from typing import Any
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.form import Form, choice_extension, piece_extension
-from betoken.gateway.read_answer import TokenText, ids_to_read, reader_of
-from betoken.gateway.reader import Arguments, Call, Part, Said, Thought
+from betoken.gateway.read_answer import TokenText, ids_to_read, parser_of
 from betoken.gateway.responses import ResponsesBody
+from betoken.gateway.tool_calls.parser import ToolCallParser
+from betoken.gateway.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 from betoken.gateway.tools import call_object
 
 
@@ -23,16 +24,17 @@ class ResponsesForm(Form):
     prefix = "resp"
     names_events = True
 
-    def __init__(self, body: ResponsesBody, request_id: str) -> None:
+    def __init__(self, body: ResponsesBody, request_id: str, tool_format: str = "") -> None:
         super().__init__(body, request_id)
         self._body = body
         self._request_id = request_id
-        self._tools = frozenset(tool.name for tool in body.callable_tools)
-        self._reader = reader_of((), self.names, self._tools)
+        self._tools = {tool.name: tool.parameters for tool in body.callable_tools}
+        self._tool_format = tool_format
+        self._parser = self._parser_of(())
         self._text = TokenText()
         self._items: list[dict[str, Any]] = []
         self._num_events = 0
-        self._num_thought_tokens = 0
+        self._num_reasoning_tokens = 0
         self._is_open = False
         """The last item is still being written."""
 
@@ -48,7 +50,7 @@ class ResponsesForm(Form):
 
     def whole(self, answers: Sequence[Completion]) -> dict[str, Any]:
         (answer,) = answers
-        self._reader = reader_of(answer.prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
+        self._parser = self._parser_of(answer.prompt_ids)
         for _ in (*self._read(answer.tokens), *self._end()):
             pass
         return self._response(answer, self._body.betoken.provenance)
@@ -65,7 +67,7 @@ class ResponsesForm(Form):
             self._num_events += 1
 
     def opening(self, index: int, asked: AsyncGeneration, seed: int | None) -> dict[str, Any]:
-        self._reader = reader_of(asked.prompt_ids, self.names, self._tools, begins_anew=self._body.must_call)
+        self._parser = self._parser_of(asked.prompt_ids)
         begun = self._head("response", asked.model, asked.system_fingerprint)
         response = begun | self._settings() | {"status": "in_progress", "output": [], "usage": None}
         response["betoken"] = {"seed": seed}
@@ -83,21 +85,25 @@ class ResponsesForm(Form):
         response = self._response(answer, has_tokens=False)
         return {"events": [*events, {"type": f"response.{response['status']}", "response": response}]}
 
+    def _parser_of(self, prompt_ids: Sequence[int]) -> ToolCallParser:
+        must_call = self._body.must_call
+        return parser_of(prompt_ids, self.names, self._tool_format, self._tools, begins_anew=must_call)
+
     def _read(self, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
         for token in tokens:
-            self._num_thought_tokens += self._reader.is_thinking
-            yield from self._told(self._reader.feed(self._text.feed(token, self.names)))
+            self._num_reasoning_tokens += self._parser.is_reasoning
+            yield from self._told(self._parser.feed(self._text.feed(token, self.names)))
 
     def _end(self) -> Iterator[dict[str, Any]]:
-        yield from self._told(self._reader.end())
+        yield from self._told(self._parser.end())
         yield from self._close()
 
     def _told(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:
             match part:
-                case Said(text):
+                case Content(text):
                     yield from self._add_text("message", "output_text", text)
-                case Thought(text):
+                case Reasoning(text):
                     yield from self._add_text("reasoning", "reasoning_text", text)
                 case Call():
                     yield from self._add_call(part)
@@ -181,7 +187,7 @@ class ResponsesForm(Form):
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": self._num_thought_tokens},
+                "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
                 "total_tokens": usage["total_tokens"],
             },
             "betoken": choice_extension(answer, has_tokens),

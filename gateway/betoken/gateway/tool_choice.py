@@ -1,6 +1,6 @@
 """Which tools an answer may or has to call, out of `tool_choice`, and the grammar that sees to it where one is needed.
 
-Knows a request's fields; what a call looks like is `call_grammar`'s.
+Knows a request's fields; what a call looks like is `tool_calls`'s.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from betoken.client import ToolFormat
 from betoken.gateway.body import refuse
-from betoken.gateway.call_grammar import FORMATS, CallableTool, call_grammar
 from betoken.gateway.errors import RefusedError
+from betoken.gateway.tool_calls.grammar import LAYOUTS, CallableTool, call_grammar
+from betoken.gateway.tool_calls.tagged_grammar import UnsupportedSchemaError
 from betoken.gateway.tools import Function
 
 MODES = ("none", "auto", "required")
@@ -80,14 +81,16 @@ def calls_constraint(
     `why`: the field that asks for it.
 
     Raises:
-        RefusedError: the model's template has no form of calls that is known.
+        RefusedError: no grammar is known for the template's format, or it cannot enforce a schema.
     """
-    if form.name not in FORMATS:
-        raise RefusedError(why, f"{why}: the model's chat template has no form of calls that a grammar is known for")
-    callables = [
-        CallableTool(tool.name, tool.parameters if choice.mode == "required" or tool.strict else None) for tool in tools
-    ]
-    grammar = call_grammar(form, callables, is_required=choice.mode == "required", is_parallel=is_parallel)
+    is_required = choice.mode == "required"
+    if form.name not in LAYOUTS or (LAYOUTS[form.name].is_only_required and not is_required):
+        raise RefusedError(why, f"{why}: tool calls in the model's format {form.name!r} cannot be constrained")
+    callables = [CallableTool(tool.name, tool.parameters if is_required or tool.strict else None) for tool in tools]
+    try:
+        grammar = call_grammar(form, callables, is_required=is_required, is_parallel=is_parallel)
+    except UnsupportedSchemaError as error:
+        raise RefusedError("tools", f"tools: {error} in the model's format {form.name!r} of tool calls") from None
     return {"lark": grammar}
 
 

@@ -1,6 +1,6 @@
 """Tools of a request, as the template is given them, and calls as OpenAI's clients are.
 
-Knows forms only: what a model writes is `reader`'s.
+Does not know what models write: see `tool_calls`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from betoken.gateway.body import Body
-from betoken.gateway.reader import Call
+from betoken.gateway.tool_calls.parts import Call
 
 _ID_DIGITS = 9  # what Mistral's templates ask of ids
 

@@ -1,24 +1,17 @@
-"""In which form a chat template has tools called, by the marks that it writes. Knows templates as text only."""
+"""The format in which a chat template writes tool calls, with the ids of its marks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from betoken.common.tool_formats import signature_of
 from betoken.v1.generation_pb2 import ToolFormat
-
-_MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]")
 
 
 def tool_format(template: str, special_ids: Mapping[str, int]) -> ToolFormat:
-    """The form of a template's source; `special_ids` are the tokenizer's special tokens."""
-    marks = {mark: special_ids[mark] for mark in _MARKS if mark in special_ids}
-    return ToolFormat(name=_name(template), mark_ids=marks)
-
-
-def _name(template: str) -> str:
-    if "[TOOL_CALLS]" in template:
-        return "mistral_named" if "[ARGS]" in template else "mistral"
-    if "<tool_call>" in template and "<function=" not in template:  # which is another form, of XML
-        return "hermes"
-    is_llama = "<|start_header_id|>" in template and "parameters" in template
-    return "llama" if is_llama or "<|python_tag|>" in template else ""
+    """The format of a template's source, empty if it is unknown; `special_ids` are the tokenizer's special tokens."""
+    signature = signature_of(template)
+    if signature is None:
+        return ToolFormat()
+    marks = {mark: special_ids[mark] for mark in signature.marks if mark in special_ids}
+    return ToolFormat(name=signature.name, mark_ids=marks)
