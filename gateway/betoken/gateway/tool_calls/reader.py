@@ -1,4 +1,4 @@
-"""What the formats share: the text of an answer, the parts read so far, and the tools that may be called."""
+"""State that all formats share: the text of an answer, its parts so far, and the tools that may be called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CallReader:
     stream: TextStream = field(default_factory=TextStream)
     writer: PartWriter = field(default_factory=PartWriter)
     unclosed: tuple[str, ...] = ()
-    """Marks that end a call or section already read; they are no content."""
+    """Marks that end a call or section already read. They are not content."""
 
     def schema(self, name: str, key: str) -> Any:
         """Schema of one argument; None = unknown."""
@@ -29,7 +29,7 @@ class CallReader:
         return properties.get(key) if isinstance(properties, Mapping) else None
 
     def arguments(self) -> Read[None]:
-        """Read an object and write it as arguments as it arrives. One that lacks only brackets gets them."""
+        """Read an object and write it as arguments as it arrives. Missing closing brackets are added."""
         scanner = JsonScanner()
         yield from self.stream.json(scanner, self.writer.arguments)
         if scanner.is_broken:
