@@ -180,6 +180,16 @@ async def test_what_cannot_be_kept_is_refused_by_name(make_gate: MakeGate, token
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
 
+@pytest.mark.parametrize("tokenizer", [""], indirect=True)
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
+async def test_a_chat_that_may_not_call_needs_no_known_tool_call_format(
+    make_gate: MakeGate, tokenizer: Tokenizer, fields: dict[str, Any]
+) -> None:
+    gate = await saying(make_gate, tokenizer, "hello")
+    reply = await gate.post("/v1/chat/completions", {"messages": CHAT} | fields)
+    assert reply.json()["choices"][0]["message"]["content"] == "hello", reply.text
+
+
 async def test_an_answer_goes_on_with_the_last_message(
     make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,9 @@ from typing import Any
 
 from betoken.client import ToolFormat
 from betoken.gateway.tool_calls.tagged_calls import GLM, HUNYUAN, MINIMAX, QWEN3_CODER, SEED_OSS, Tags
-from betoken.gateway.tool_calls.tagged_grammar import TaggedArguments
+from betoken.gateway.tool_calls.tagged_grammar import WHITESPACE, TaggedArguments
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_WHITESPACE = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
-"""White space between JSON's tokens: what pretty printers write, a space or a line end and an indent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ LAYOUTS = {
     ),
     "minimax_m2": CallLayout(
         ("<minimax:tool_call>",),
-        ('\n<invoke name="',),
+        ("\n", '<invoke name="'),
         ('">\n',),
         ("</invoke>",),
         end=("\n", "</minimax:tool_call>"),
@@ -201,4 +199,4 @@ class _Rules:
 
 def guided(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema with bounded white space."""
-    return schema if "x-guidance" in schema else {**schema, "x-guidance": _WHITESPACE}
+    return schema if "x-guidance" in schema else {**schema, "x-guidance": WHITESPACE}

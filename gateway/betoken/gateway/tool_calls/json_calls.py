@@ -35,7 +35,7 @@ def json_calls(closing: str = "") -> ReadCall:
         if not num:
             return False
         if is_list:
-            yield from stream.take("]")
+            yield from stream.take(("]",))
         if closing:
             yield from reader.close(closing)
         return True

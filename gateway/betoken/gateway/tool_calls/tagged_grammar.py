@@ -12,7 +12,8 @@ from betoken.gateway.tool_calls.values import types_of
 _KNOWN = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
 _KNOWN |= {"$schema", "x-guidance", "maxProperties", "default"}
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
-_WHITESPACE = {"whitespace_pattern": r"[ \n\t]{1,40}"}
+WHITESPACE = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
+"""White space between JSON's tokens: what pretty printers write, a space or a line end and an indent."""
 
 
 class UnsupportedSchemaError(ValueError):
@@ -64,7 +65,7 @@ class TaggedArguments:
             return self._string(name, key, schema, begin)
         if not isinstance(schema, Mapping):
             schema = {}
-        text = json.dumps({**schema, **definitions, "x-guidance": _WHITESPACE})
+        text = json.dumps({**schema, **definitions, "x-guidance": WHITESPACE})
         return [f"{name}: {begin} {name}_value {end}", f"{name}_value: %json {text}"]
 
     def _string(self, name: str, key: str, schema: Mapping[str, Any], begin: str) -> list[str]:
