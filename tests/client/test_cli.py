@@ -32,7 +32,7 @@ from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
 from betoken.cli.service_process import Progress
 from betoken.cli.up import shown_progress
-from betoken.cli.up_form import UpForm
+from betoken.cli.up_form import up_form
 from betoken.cli.up_options import checked_port
 from betoken.client import (
     Completion,
@@ -762,7 +762,8 @@ def test_hints_on_installing_name_a_part_of_this_project(extra: str) -> None:
         ("--drafters fused,ngram", "--drafters", "fused: chooses among others"),
         ("--draft d --drafters ngram", "--draft", "none of the drafters uses it"),
         ("--draft d --lookahead-model l --drafters lookahead", "--draft", "none of the drafters uses it"),
-        ("--lookahead-model l", "--lookahead-model", "only `lookahead` uses it"),
+        ("--lookahead-model l", "--lookahead-model", "only `lookahead` uses it, which --drafters does not name"),
+        ("--medusa m", "--medusa", "only `medusa` uses it, which --attached-drafters does not name"),
         ("--drafters nope", "--drafters", "'nope': must be among fused, model"),
         ("--drafters medusa", "--drafters", "'medusa': runs on verify workers only: name it in --attached-drafters"),
         ("--draft no/such/draft.gguf", "--draft", "no/such/draft.gguf: no such file or directory"),
@@ -877,9 +878,10 @@ def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, mo
 
 def test_every_option_of_up_that_the_services_share_has_their_variable() -> None:
     """But for `draft`, addresses to the router, and `draft-threads`, which is `threads` of another service."""
-    options = set(UpForm.__annotations__)
+    form = up_form()
+    options = {field.name for field in fields(form)}
     shared = {name for cls in (RouterSettings, VerifyWorkerSettings, DraftWorkerSettings) for name in cls.model_fields}
-    hints = get_type_hints(UpForm, include_extras=True)
+    hints = get_type_hints(form, include_extras=True)
     for name in shared.intersection(options) - {"draft"}:
         assert get_args(hints[name])[1].envvar == f"BETOKEN_{name.upper()}", name
 

@@ -167,11 +167,19 @@ def test_a_draft_worker_gets_all_models_and_the_requested_drafters(
     fake_modules: Path, drafters: Sequence[str] | None, draft: str, lookahead_model: str
 ) -> None:
     """The worker decides which model a drafter uses, and which drafters are hosted by default."""
-    config = LocalServicesConfig("t", draft, lookahead_model=lookahead_model, drafters=drafters)
+    config = LocalServicesConfig("t", draft, weights={"lookahead_model": lookahead_model}, drafters=drafters)
     with LocalServices(config) as services:
         options = options_of(services, "draft")
     assert options["drafters"] == ",".join(drafters or ())
     assert (options["model"], options["early_exit_model"], options["lookahead_model"]) == (draft, "t", lookahead_model)
+
+
+def test_a_verify_worker_gets_the_weights_of_drafters_that_it_can_attach(fake_modules: Path) -> None:
+    weights = {"lookahead_model": "l", "medusa": "m", "eagle3": "e"}
+    with LocalServices(LocalServicesConfig("t", "d", weights=weights, drafters=("ngram",))) as services:
+        verify, draft = options_of(services, "verify"), options_of(services, "draft")
+    assert (verify["lookahead_model"], verify["medusa"], verify["eagle3"]) == ("", "m", "e")
+    assert (draft["lookahead_model"], draft["medusa"], draft["eagle3"]) == ("l", "", "")
 
 
 def test_a_service_that_cannot_start_is_named_with_its_last_words(fake_modules: Path) -> None:

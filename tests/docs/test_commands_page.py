@@ -23,7 +23,7 @@ def test_every_option_that_help_shows_is_on_the_page_with_a_meaning(command: str
     part = page.partition(f"## betoken {command}\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in part.splitlines() if line.startswith("| `")]
     shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"]).output
-    options = set(re.findall(r"--[a-z][a-z-]+", shown)) - {"--help"}
+    options = set(re.findall(r"--[a-z][a-z0-9-]+", shown)) - {"--help"}
     assert {row[0].strip(" `") for row in rows if row[0].strip(" `").startswith("--")} == options
     assert all(row[3].strip() for row in rows), rows
 

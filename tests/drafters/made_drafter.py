@@ -35,5 +35,5 @@ SPEC = DrafterSpec(
     colour="red",
     can_attach=True,
     settings=MadeSettings,
-    options=(Option("made_weights", str, "", "Weights of `made`."),),
+    options=(Option("made_weights", str, "", "Weights of `made`.", names_weights=True),),
 )

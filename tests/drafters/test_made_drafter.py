@@ -44,17 +44,27 @@ def test_a_made_drafter_has_its_options_in_both_workers_settings() -> None:
     assert json.loads(told) == [3, 1, "w"]
 
 
-def test_a_made_drafter_has_its_options_on_the_settings_page() -> None:
-    page = printed_with_it("import runpy\nprint(runpy.run_path('docs/generate_settings.py')['render']())")
-    assert page.count("| `--made-step` | `BETOKEN_MADE_STEP` | `1` | Step of `made`. (≥ 1, ≤ 9) |") == 2
-    assert page.count("`--made-weights`") == 2
+def test_a_made_drafter_has_its_options_in_up_and_on_the_pages_of_docs() -> None:
+    told = printed_with_it(
+        "import runpy\n"
+        "commands, settings = (runpy.run_path(f'docs/generate_{page}.py') for page in ('commands', 'settings'))\n"
+        "up = commands['render']().partition('## betoken up')[2].partition('## betoken ')[0]\n"
+        "print(up, '#####', settings['render']())"
+    )
+    up, _, settings = told.partition("#####")
+    assert "| `--made-weights` | `BETOKEN_MADE_WEIGHTS` | – | Weights of `made`. |" in up and "--made-step" not in up
+    assert settings.count("| `--made-step` | `BETOKEN_MADE_STEP` | `1` | Step of `made`. (≥ 1, ≤ 9) |") == 2
+    assert settings.count("`--made-weights`") == 2
 
 
 def test_a_made_drafter_is_known_to_benchmarks() -> None:
     told = printed_with_it(
-        "from betoken.bench.drafter_names import drafter_named\nprint(drafter_named('made@attached'))"
+        "from betoken.bench.drafter_names import ATTACHABLE, drafter_named\n"
+        "from betoken.bench.end_to_end_options import parse_options\n"
+        "options = parse_options(['--target', 't', '--drafter', 'made@attached', '--made-weights', 'w'])\n"
+        "print(drafter_named('made@attached'), options.verify_options[-2:])"
     )
-    assert told == "('made', True)\n"
+    assert told == "('made', True) ['--made-weights', 'w']\n"
 
 
 def test_a_made_drafter_is_hosted_with_its_options_and_a_requests_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,17 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from betoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from betoken.client import Client, ClientTls, RetryPolicy
 from betoken.common.address import UNIX_PREFIX, is_socket
+
+if TYPE_CHECKING:
+    from betoken.drafters.registry import DrafterSpec
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
@@ -37,8 +40,8 @@ class LocalServicesConfig:
     """Target model: a directory or hub id. Its tokenizer is the router's."""
     draft: str = ""
     """Draft model: a directory or hub id; empty = without the drafters that need one."""
-    lookahead_model: str = ""
-    """Model that `lookahead` iterates; empty = the draft model, without one the target: a replica of it."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Further models and weights of drafters, by option of the workers."""
     drafters: Sequence[str] | None = None
     """Drafters of each draft worker, the default first; empty = no draft worker; None = the usual ones with a model."""
     attached_drafters: Sequence[str] = ()
@@ -262,18 +265,28 @@ class LocalServices:
 
     def _verify_arguments(self, number: int) -> list[str]:
         config = self.config
-        options = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
+        options: dict[str, object] = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
         is_attaching = config.num_attaching is None or number < config.num_attaching
         names = ",".join(config.attached_drafters if is_attaching else ())
-        own = [*_options(options | {"threads": config.verify_threads}), "--attached-drafters", names]
+        options |= {"threads": config.verify_threads} | self._weights(lambda spec: spec.can_attach)
+        own = [*_options(options), "--attached-drafters", names]
         return [*own, *self._caching(), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:
         config = self.config
-        options = {"drafters": ",".join(config.drafters or ()), "model": config.draft, "dtype": config.dtype}
-        options |= {"compile": config.compile, "early-exit-model": config.target}
-        options |= {"lookahead-model": config.lookahead_model}
-        return [*_options(options | {"threads": config.draft_threads}), *self._caching(), *config.draft_options]
+        from betoken.drafters.registry import target_options  # of the services, which are installed by now
+
+        options: dict[str, object] = {"drafters": ",".join(config.drafters or ()), "model": config.draft}
+        options |= {"dtype": config.dtype, "compile": config.compile, "threads": config.draft_threads}
+        options |= {option.name: config.target for option in target_options()}
+        options |= self._weights(lambda spec: spec.can_host)
+        return [*_options(options), *self._caching(), *config.draft_options]
+
+    def _weights(self, runs: Callable[[DrafterSpec], bool]) -> dict[str, object]:
+        """Weights for a worker that may run these drafters, by option."""
+        from betoken.drafters.registry import weight_options
+
+        return {option.name: self.config.weights.get(option.name) for option in weight_options(runs)}
 
     def _caching(self) -> list[str]:
         return [] if self.config.prefix_caching else ["--no-prefix-caching"]
@@ -307,4 +320,5 @@ def _temporary_parent() -> str:
 
 def _options(values: Mapping[str, object]) -> list[str]:
     """Command-line options; None and empty values are omitted."""
-    return [part for name, value in values.items() if value not in (None, "") for part in (f"--{name}", str(value))]
+    given = {f"--{name.replace('_', '-')}": str(value) for name, value in values.items() if value not in (None, "")}
+    return [part for option in given.items() for part in option]

@@ -16,7 +16,7 @@ from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import InfoForm, info
 from betoken.cli.new_key import new_key
 from betoken.cli.up import up
-from betoken.cli.up_form import UpForm
+from betoken.cli.up_form import up_form
 from betoken.common.release import __version__
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Speculative decoding as a service: draft workers guess, verify workers decide, not one token changes.",
 )
-app.command()(command(up, UpForm))
+app.command()(command(up, up_form()))
 app.command()(command(generate, GenerateForm))
 app.command()(command(info, InfoForm))
 app.command()(new_key)

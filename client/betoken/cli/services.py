@@ -56,7 +56,7 @@ def gateway(context: typer.Context) -> None:
 
 
 def train(context: typer.Context) -> None:
-    """Train a drafter for a target: `betoken train medusa|eagle3|draft|prompts`."""
+    """Train a drafter for a target; `betoken train --help` lists the recipes."""
     become(TRAINING_MODULE, context.args, extra="worker,train", needs=TRAINING_NEEDS)
 
 

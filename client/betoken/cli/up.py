@@ -74,15 +74,15 @@ def _config(form: UpForm, console: Console) -> LocalServicesConfig:
         typer.BadParameter: options that do not fit together, or this machine.
     """
     target, draft = options.models(form.target, form.draft)
-    models = options.Models(draft, target, form.lookahead_model)
+    models = options.drafter_models(target, draft, form.weights)
     verify_options = options.split("--verify-options", form.verify_options)
     attached = options.attached(form.attached_drafters, form.drafters, models, verify_options)
     names = options.drafters(form.drafters, models, attached)
-    options.check_models_are_used(names, models, form.draft is not None)
-    hosted = {"--draft": draft, "--lookahead-model": form.lookahead_model}
-    options.check_paths({"--target": target} | hosted)
+    options.check_models_are_used((*names, *attached), models, form.weights, is_draft_named=form.draft is not None)
+    named = {"--draft": draft} | {options.flag(name): value for name, value in form.weights.items()}
+    options.check_paths({"--target": target} | named)
     router_options = options.split("--router-options", form.router_options)
-    options.check_tokenizers(target, hosted if names else {}, router_options)
+    options.check_tokenizers(target, named if names else {}, router_options)
     port = options.checked_port(form.host, form.port)
     http_port = None if form.no_gateway else _http_port(form.host, form.http_port, console)
     tls = ClientTls(
@@ -91,7 +91,7 @@ def _config(form: UpForm, console: Console) -> LocalServicesConfig:
     return LocalServicesConfig(
         target=target,
         draft=draft,
-        lookahead_model=form.lookahead_model,
+        weights=form.weights,
         drafters=names,
         attached_drafters=attached,
         dtype=form.dtype,

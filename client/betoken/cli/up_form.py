@@ -1,20 +1,31 @@
-"""The options of `betoken up`, each declared once.
+"""The options of `betoken up`, each declared once. Options of drafters come from the registry.
 
 `up_options` holds them against each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from betoken.cli import up_options as options
+if TYPE_CHECKING:
+    from betoken.drafters.settings import Option
 
 _WORKERS = "Workers"
+_WEIGHTS = "Models and weights of drafters"
 _TLS = "How to reach a router that speaks TLS"
+try:
+    from betoken.drafters.registry import SPECS, usual_attached, weight_options
+except ModuleNotFoundError:  # the services are not installed
+    _USUAL = _USUAL_ATTACHED = "the usual drafters"
+    _OPTIONS: list[Option] = []
+else:
+    _USUAL = ", ".join(spec.name for spec in SPECS.values() if spec.is_usual)
+    _USUAL_ATTACHED = ", ".join(usual_attached())
+    _OPTIONS = weight_options(lambda spec: True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +39,20 @@ class UpForm:
         str | None,
         typer.Option(help="Draft model: directory or hub id; default: models/draft if no target is named, else none."),
     ] = None
-    lookahead_model: Annotated[
-        str,
-        typer.Option(
-            envvar=options.LOOKAHEAD_VARIABLE,
-            help="What the drafter `lookahead` iterates; default: the draft model, else the target.",
-        ),
-    ] = ""
     drafters: Annotated[
         str | None,
         typer.Option(
             envvar="BETOKEN_DRAFTERS",
-            help="Hosted drafters, the default first; empty = none; default: all of fused, model, ngram, staged for"
-            " which there is a model; none if all of them are attached.",
+            help=f"Hosted drafters, the default first; empty = none; default: all of {_USUAL} for which there is a"
+            " model; none if all of them are attached.",
         ),
     ] = None
     attached_drafters: Annotated[
         str | None,
         typer.Option(
             envvar="BETOKEN_ATTACHED_DRAFTERS",
-            help="Drafters that verify workers run between their forwards; empty = none; default: ngram if there is"
-            " no draft model and --drafters is not given.",
+            help=f"Drafters that verify workers run between their forwards; empty = none; default: {_USUAL_ATTACHED} if"
+            " there is no draft model and --drafters is not given.",
         ),
     ] = None
     dtype: Annotated[str, typer.Option(envvar="BETOKEN_DTYPE", help="bfloat16, float16, float32 or auto.")] = "bfloat16"
@@ -127,3 +131,27 @@ class UpForm:
     log_directory: Annotated[Path | None, typer.Option(help="Folder for a log of each service; default: not kept.")] = (
         None
     )
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Models and weights of drafters, by option, without empty ones."""
+        own = {each.name for each in fields(UpForm)}
+        named = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
+        return {name: value for name, value in named.items() if value}
+
+
+def up_form() -> type[UpForm]:
+    """The form with the options for models and weights of drafters; without them if the services are not installed."""
+    declared = [
+        (
+            option.name,
+            Annotated[
+                str,
+                typer.Option(envvar=f"BETOKEN_{option.name.upper()}", help=option.help, rich_help_panel=_WEIGHTS),
+            ],
+            field(default=""),
+        )
+        for option in _OPTIONS
+    ]
+    weights = make_dataclass("Weights", declared, frozen=True, kw_only=True)
+    return make_dataclass("UpForm", [], bases=(UpForm, weights), frozen=True, kw_only=True)

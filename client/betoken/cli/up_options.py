@@ -11,8 +11,8 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import typer
@@ -28,7 +28,6 @@ _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
 _DRAFTERS = "--drafters"
 _ATTACHED = "--attached-drafters"
-LOOKAHEAD_VARIABLE = "BETOKEN_LOOKAHEAD_MODEL"
 
 
 def models(target: str | None, draft: str | None) -> tuple[str, str]:
@@ -40,16 +39,16 @@ def models(target: str | None, draft: str | None) -> tuple[str, str]:
     return str(embedded / "target"), draft or str(embedded / "draft")
 
 
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The models there are for drafters, by the names of a draft worker's settings; empty = none."""
+def drafter_models(target: str, draft: str, weights: Mapping[str, str]) -> SimpleNamespace:
+    """The models that drafters find, by the names of a draft worker's settings; empty = none."""
+    from betoken.drafters.registry import SPECS, target_options  # of the services, which are installed by now
 
-    model: str
-    early_exit_model: str
-    lookahead_model: str
+    absent = dict.fromkeys((need for spec in SPECS.values() for need in spec.needs), "")
+    of_target = {option.name: target for option in target_options()}
+    return SimpleNamespace(**absent | weights | of_target | {"model": draft})
 
 
-def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list[str]:
+def drafters(asked: str | None, models: SimpleNamespace, attached: Sequence[str]) -> list[str]:
     """The drafters to host. Requested ones are all hosted, or start-up fails; by default the usual ones, if any
     of them is not `attached`.
 
@@ -76,7 +75,7 @@ def drafters(asked: str | None, models: Models, attached: Sequence[str]) -> list
 
 
 def attached(
-    asked: str | None, asked_hosted: str | None, models: Models, verify_options: Sequence[str]
+    asked: str | None, asked_hosted: str | None, models: SimpleNamespace, verify_options: Sequence[str]
 ) -> tuple[str, ...]:
     """The drafters that verify workers attach; by default the usual ones if there is no draft model.
 
@@ -103,20 +102,31 @@ def left_out(drafters: Sequence[str]) -> list[str]:
     return [spec.name for spec in SPECS.values() if spec.is_usual and spec.name not in drafters]
 
 
-def check_models_are_used(drafters: Sequence[str], models: Models, is_draft_named: bool) -> None:
-    """Raises:
-    typer.BadParameter: a model is named that no drafter would use.
+def check_models_are_used(
+    names: Sequence[str], models: SimpleNamespace, weights: Mapping[str, str], *, is_draft_named: bool
+) -> None:
+    """`names`: hosted and attached drafters.
+
+    Raises:
+        typer.BadParameter: a model is named on the command line that no drafter would use.
     """
     from betoken.drafters.registry import SPECS
 
-    used = {SPECS[name].used(models) for name in drafters if name in SPECS}
+    used = {SPECS[name].used(models) for name in names if name in SPECS}
     if is_draft_named and models.model and "model" not in used:
         raise typer.BadParameter(f"{models.model}: none of the drafters uses it", param_hint="--draft")
-    is_asked = models.lookahead_model != os.environ.get(LOOKAHEAD_VARIABLE, "")  # which draft workers mind in any case
-    if is_asked and "lookahead_model" not in used:
-        users = [spec.name for spec in SPECS.values() if "lookahead_model" in spec.needs]
-        text = f"{models.lookahead_model}: only `{'`, `'.join(users)}` uses it, which --drafters does not name"
-        raise typer.BadParameter(text, param_hint="--lookahead-model")
+    for name, value in weights.items():
+        users = [spec for spec in SPECS.values() if any(option.name == name for option in spec.all_options)]
+        is_from_environment = value == os.environ.get(f"BETOKEN_{name.upper()}")  # which workers read in any case
+        if not is_from_environment and not any(spec.name in names for spec in users):
+            named_by = _DRAFTERS if any(spec.can_host for spec in users) else _ATTACHED
+            text = f"{value}: only `{'`, `'.join(spec.name for spec in users)}` uses it, which {named_by} does not name"
+            raise typer.BadParameter(text, param_hint=flag(name))
+
+
+def flag(name: str) -> str:
+    """Return the command-line option for a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
 def check_paths(models: Mapping[str, str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
 from betoken.drafters.plugin import is_plugin_path
+from betoken.drafters.settings import Option
 from betoken.drafters.spec import DrafterSpec
 
 _FOLDERS = (
@@ -25,6 +26,18 @@ _FOLDERS = (
 _FOUND: list[DrafterSpec] = [import_module(f"{__package__}.{folder}").SPEC for folder in _FOLDERS]
 SPECS: dict[str, DrafterSpec] = {spec.name: spec for spec in _FOUND}
 """Specs by name."""
+
+
+def weight_options(runs: Callable[[DrafterSpec], bool]) -> list[Option]:
+    """Options, each once, that name models or weights of drafters that a worker `runs`, except the target."""
+    options = {option.name: option for spec in SPECS.values() if runs(spec) for option in spec.all_options}
+    return [option for option in options.values() if option.names_weights and not option.names_target]
+
+
+def target_options() -> list[Option]:
+    """Options, each once, by which drafters of a draft worker name the target."""
+    options = {option.name: option for spec in SPECS.values() if spec.can_host for option in spec.all_options}
+    return [option for option in options.values() if option.names_target]
 
 
 def usual_drafters(settings: Any) -> tuple[str, ...]:

@@ -27,6 +27,15 @@ class Option:
     highest: int | None = None
     check: Callable[[Any], object] | None = None
     """Raises ValueError for a bad value other than the default."""
+    names_weights: bool = False
+    """Whether it names a model or weights: `betoken up` and benchmarks have the option too."""
+    names_target: bool = False
+    """Whether it names the target, which `betoken up` knows."""
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return f"--{self.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ from betoken.cli.local_services import embedded_models
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
     """An option for the directory of each drafter that has weights."""
-    for name in WITH_WEIGHTS:
-        parser.add_argument(
-            f"--{name}", default="", metavar="DIR", help=f"weights of {name} (default: models/{name} for models/target)"
-        )
+    for name, option in WITH_WEIGHTS.items():
+        text = f"weights of {name} (default: models/{name} for models/target)"
+        parser.add_argument(option.flag, dest=name, default="", metavar="DIR", help=text)
 
 
 def take_weights(given: dict[str, Any]) -> dict[str, str]:
@@ -34,15 +33,20 @@ def embedded_weights(target: str, drafters: Iterable[str]) -> dict[str, str]:
     return {name: str(models / name) for name in drafters if name in WITH_WEIGHTS and (models / name).is_dir()}
 
 
+def weight_flag(drafter: str) -> str:
+    """Return the verify worker's option for this drafter's weights; empty if it has none."""
+    return WITH_WEIGHTS[drafter].flag if drafter in WITH_WEIGHTS else ""
+
+
 def check_weights(drafters: Iterable[str], weights: Mapping[str, str]) -> None:
     """Raises:
     ValueError: one of these drafters has no weights.
     """
     for name in drafters:
         if name in WITH_WEIGHTS and name not in weights:
-            raise ValueError(f"{name}: needs weights for this target: --{name} DIR")
+            raise ValueError(f"{name}: needs weights for this target: {weight_flag(name)} DIR")
 
 
 def weight_options(drafters: Iterable[str], weights: Mapping[str, str]) -> list[str]:
-    """The verify worker's options for the weights of these drafters."""
-    return [part for name in drafters if name in weights for part in (f"--{name}", weights[name])]
+    """Return a worker's options for the weights of these drafters."""
+    return [part for name in drafters if name in weights for part in (weight_flag(name), weights[name])]

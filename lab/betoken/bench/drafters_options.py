@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from betoken.bench.attached_weights import add_weights, check_weights, embedded_weights, take_weights, weight_options
+from betoken.bench.attached_weights import (
+    add_weights,
+    check_weights,
+    embedded_weights,
+    take_weights,
+    weight_flag,
+    weight_options,
+)
 from betoken.bench.command import positive, temperature
 from betoken.bench.matrix import DTYPES, FUSED, NO_DRAFTER
 from betoken.bench.sides import DEFAULT_SIDES, HOSTED, Side, Variant, hosted_drafters, parse_side
@@ -62,7 +69,7 @@ class DraftersOptions:
         models = {"target": self.target, "draft": self.draft}
         is_attached, worker_options = variant
         own = [part for name, value in worker_options for part in (name, models.get(value, value))]
-        attached = [*weight_options(self.hosted(variant), self.weights), *own] if is_attached else []
+        own = [*weight_options(self.hosted(variant), self.weights), *own]
         longest = max(self.num_draft_tokens or 0, *(side.num_draft_tokens or 0 for side in self.drafters))
         is_long = longest > WorkerSettings.model_fields["max_draft_tokens"].default
         shared = ["--device", self.device, *(["--max-draft-tokens", str(longest)] if is_long else [])]
@@ -77,7 +84,7 @@ class DraftersOptions:
             compile=self.compile,
             prefix_caching=False,  # the same prompts are asked again and again
             # Half a GPU for the other processes.
-            verify_options=[*shared, "--kv-memory-fraction", "0.5", *attached],
+            verify_options=[*shared, "--kv-memory-fraction", "0.5", *(own if is_attached else ())],
             draft_options=[*shared, *(() if is_attached else own)],  # a side may name its own device
             router_options=["--no-drafts-must-pay"],  # what each drafter brings, not what is made of it
         )
@@ -142,7 +149,7 @@ def _check(parser: argparse.ArgumentParser, options: DraftersOptions) -> None:
         if not getattr(options, name):
             parser.error(f"--{name} must be given, unless --report is")
     try:
-        without_own = (side for side in options.drafters if f"--{side.drafter}" not in dict(side.worker_options))
+        without_own = (side for side in options.drafters if weight_flag(side.drafter) not in dict(side.worker_options))
         check_weights((side.drafter for side in without_own), options.weights)
     except ValueError as error:
         parser.error(f"--drafters {error}")

@@ -197,7 +197,7 @@ async def run(options: EndToEndOptions) -> int:
     services = LocalServicesConfig(
         target=options.target,
         draft=options.draft or "",
-        lookahead_model=options.lookahead_model,
+        weights=options.models,
         drafters=options.hosted_drafters,
         attached_drafters=options.attached_drafters,
         dtype=options.dtype,
@@ -206,7 +206,7 @@ async def run(options: EndToEndOptions) -> int:
         compile=options.compile,
         prefix_caching=False,  # the same prompts are asked again and again
         verify_options=options.verify_options,
-        draft_options=options.worker_options,
+        draft_options=options.draft_options,
     )
     sampling = BaselineSampling(options.temperature, options.top_p)
     async with Stack(services) as stack:

@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from betoken.bench.attached_weights import add_weights, check_weights, embedded_weights, take_weights, weight_options
+from betoken.bench.attached_weights import (
+    add_weights,
+    check_weights,
+    embedded_weights,
+    take_weights,
+    weight_flag,
+    weight_options,
+)
 from betoken.bench.command import positive, temperature
 from betoken.bench.drafter_names import ATTACHABLE, ATTACHED_SUFFIX, drafter_named
 from betoken.bench.matrix import DRAFTERS, DTYPES, FUSED, NO_DRAFTER, WITH_WEIGHTS
@@ -14,6 +21,7 @@ from betoken.bench.prompts import OWN_PROMPTS
 from betoken.bench.sides import needs_draft_model
 from betoken.client import VerificationMode
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.registry import weight_options as drafter_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,8 @@ class EndToEndOptions:
     max_new_tokens: int
     drafter: str
     drafter_settings: dict[str, str]
-    lookahead_model: str
+    models: dict[str, str]
+    """Further models of hosted drafters, by the draft worker's options."""
     num_draft_tokens: int | None
     mode: VerificationMode
     temperature: float
@@ -76,6 +85,11 @@ class EndToEndOptions:
         return [*self.worker_options, "--kv-memory-fraction", "0.5", *weights]
 
     @property
+    def draft_options(self) -> list[str]:
+        """Options of the draft worker."""
+        return [*self.worker_options, *weight_options(self.hosted_drafters, self.weights)]
+
+    @property
     def is_comparable_with_transformers(self) -> bool:
         """Whether `generate()` must give the same ids: greedy float32."""
         return self.dtype == "float32" and self.temperature == 0
@@ -87,10 +101,11 @@ class EndToEndOptions:
 
     def as_json(self) -> dict[str, Any]:
         """The options; paths by their last part, so that no machine's layout enters a report."""
-        names = {"target": Path(self.target).name, "prompts": self.prompts.name}
-        names["lookahead_model"] = Path(self.lookahead_model).name
+        names: dict[str, Any] = {"target": Path(self.target).name, "prompts": self.prompts.name}
         weights = {name: Path(directory).name for name, directory in self.weights.items()}
-        return asdict(self) | names | {"draft": Path(self.draft).name if self.draft else None, "weights": weights}
+        models = {name: Path(model).name for name, model in self.models.items()}
+        names |= {"draft": Path(self.draft).name if self.draft else None}
+        return asdict(self) | names | {"models": models, "weights": weights}
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
@@ -105,7 +120,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
     add("--drafter", choices=(NO_DRAFTER, *DRAFTERS, *ATTACHABLE), default="model", help="who guesses")
     add_weights(parser)
     add("--drafter-setting", dest="drafter_settings", type=_setting, action="append", metavar="KEY=VALUE", help="of it")
-    add("--lookahead-model", default="", help="what --drafter lookahead iterates (default: draft model, else target)")
+    hosted = drafter_models(lambda spec: spec.can_host)
+    own_models = [option for option in hosted if option not in WITH_WEIGHTS.values()]
+    for option in own_models:
+        add(option.flag, default="", help=option.help)
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
     add("--mode", type=VerificationMode, choices=list(VerificationMode), default="coupled", help="of verification")
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
@@ -122,7 +140,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
     is_fused = given["drafter"] == f"{FUSED}{ATTACHED_SUFFIX}"
     names = WITH_WEIGHTS if is_fused else (given["drafter"],)
     weights = embedded_weights(given["target"], names) | take_weights(given)
-    options = EndToEndOptions(**given | {"drafter_settings": dict(given["drafter_settings"] or ()), "weights": weights})
+    models = {option.name: given.pop(option.name) for option in own_models}
+    settings = dict(given.pop("drafter_settings") or ())
+    options = EndToEndOptions(**given, drafter_settings=settings, models=models, weights=weights)
     if needs_draft_model(options.drafter) and not options.draft:
         parser.error(f"--drafter {options.drafter} needs --draft")
     try:
@@ -130,7 +150,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> EndToEndOptions:
     except ValueError as error:
         parser.error(f"--drafter {error}")
     if is_fused and not weights:
-        parser.error(f"--drafter {options.drafter} needs {' or '.join(f'--{name}' for name in WITH_WEIGHTS)}")
+        parser.error(f"--drafter {options.drafter} needs {' or '.join(map(weight_flag, WITH_WEIGHTS))}")
     return options
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from betoken.bench.attached_weights import add_weights, take_weights
+from betoken.bench.attached_weights import add_weights, take_weights, weight_flag
 from betoken.bench.command import EXIT_NOTHING_MEASURED, exit_status, positive
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
@@ -89,9 +89,9 @@ def _with_weights(cells: Sequence[Cell], weights: Mapping[str, str]) -> tuple[li
     needing = (*lacking, *(() if weights else (FUSED,)))  # attached, it needs one of them in addition to `ngram`
     left_out = [cell.name for cell in cells if cell.drafting.is_attached and cell.drafting.drafter in needing]
     if len(left_out) == len(cells):
-        raise ValueError(f"these cells need {' or '.join(f'--{name}' for name in lacking)}")
+        raise ValueError(f"these cells need {' or '.join(map(weight_flag, lacking))}")
     if left_out:
-        print(f"{len(left_out)} cells left out, without --{' and --'.join(lacking)}", file=sys.stderr)
+        print(f"{len(left_out)} cells left out, without {' and '.join(map(weight_flag, lacking))}", file=sys.stderr)
     return [cell for cell in cells if cell.name not in left_out], left_out
 
 

@@ -14,8 +14,10 @@ NO_DRAFTER = "none"
 FUSED = "fused"
 DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host)
 """Every drafter that a draft worker can host. Each is covered; `DRAFTINGS` has trees and chains."""
-WITH_WEIGHTS = tuple(name for name, spec in SPECS.items() if spec.features is not None)
-"""Attached drafters with their own weights, given by the verify worker's option of their name."""
+WITH_WEIGHTS = {
+    spec.name: option for spec in SPECS.values() if spec.can_attach for option in spec.options if option.names_weights
+}
+"""Attached drafters with weights, and the verify worker's options that name these."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
 """Draft length of requests that set none: adaptive."""

@@ -5,25 +5,15 @@ A setting goes with each request. An option is the worker's that runs the drafte
 their own. Pure data; knows no services.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from betoken.bench.drafter_names import drafter_named
-from betoken.bench.matrix import FUSED, NO_DRAFTER
+from betoken.bench.matrix import NO_DRAFTER
 from betoken.bench.streams import speculation
 from betoken.client import Speculation
 from betoken.drafters.registry import SPECS
 
-DEFAULT_SIDES = (
-    "model",
-    "ngram",
-    "lookahead/num_draft_tokens=16",
-    "lookahead/num_draft_tokens=16/--lookahead-model=target",
-    "early_exit",
-    "staged",
-    FUSED,
-)
-"""Every drafter; `lookahead` with the draft model and with a replica of the target, and room for several guesses."""
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 """The one setting that is the request's and not the drafter's."""
 OPTION = "--"
@@ -33,6 +23,19 @@ OPTION = "--"
 Variant = tuple[bool, tuple[tuple[str, str], ...]]
 """Services for some sides: whether their drafters are attached, and the options of the worker that runs them."""
 HOSTED: Variant = (False, ())
+
+
+def _default_sides() -> Iterator[str]:
+    for spec in sorted(SPECS.values(), key=lambda spec: spec.num_others):
+        if spec.can_host and not spec.comes_first:
+            side = f"{spec.name}/{NUM_DRAFT_TOKENS}=16" if spec.max_uncommitted is not None else spec.name
+            own_model = (option for option in spec.options if option.names_weights and not option.names_target)
+            yield from (side, *(f"{side}/{option.flag}=target" for option in own_model if not spec.can_attach))
+
+
+DEFAULT_SIDES = tuple(_default_sides())
+"""All drafters of draft workers. One with its own model drafts with the draft model and with a replica of the target;
+one whose model verifies several guesses at once gets longer drafts."""
 
 
 @dataclass(frozen=True, slots=True)

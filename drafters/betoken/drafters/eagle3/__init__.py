@@ -36,6 +36,7 @@ _LAYER = Option(
     str,
     None,
     "Directory or hub id of the layer of `eagle3`: EAGLE-3, or weights of EAGLE-1 and EAGLE-2.",
+    names_weights=True,
 )
 
 SPEC = DrafterSpec(

@@ -10,6 +10,8 @@ _MODEL = Option(
     str,
     "",
     "Target model, of whose first layers `early_exit` makes a drafter: a directory, or a hub id.",
+    names_weights=True,
+    names_target=True,
 )
 _LAYERS = Option("early_exit_layers", int, 2, "How many of its layers `early_exit` runs.", 1, 1024)
 

@@ -15,7 +15,8 @@ _MODEL = Option(
     "lookahead_model",
     str,
     "",
-    "Model that `lookahead` iterates: a directory, or a hub id; default: --model, else the target.",
+    "Model that `lookahead` iterates: a directory, or a hub id; default: the draft model, else the target.",
+    names_weights=True,
 )
 _MODELS = (_MODEL.name, "model", "early_exit_model")
 """Settings that name the model it iterates; the first that is given."""

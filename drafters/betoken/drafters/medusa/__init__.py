@@ -31,6 +31,7 @@ _OPTIONS = (
         None,
         "Directory of the heads that `medusa` drafts with; default: those in the target's own checkpoint, if it holds"
         " some.",
+        names_weights=True,
     ),
     Option(
         "adapter_dir",
