@@ -107,6 +107,27 @@ async def test_every_refusal_names_its_field(gate: Gate) -> None:
     assert named == REFUSED
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"n": 0}, "n = 0: must be at least 1"),
+        ({"max_tokens": True}, "max_tokens = true: must be an integer"),
+        ({"temperature": "0"}, 'temperature = "0": must be a number'),
+        ({"stream": 1}, "stream = 1: must be true or false"),
+        ({"user": 3}, "user = 3: must be text"),
+        ({"logit_bias": [1]}, "logit_bias = a list of 1: must be an object"),
+        ({"stop_token_ids": [0] * 65}, "stop_token_ids: must have at most 64 entries"),
+        ({"stop_token_ids": ["a" * 99]}, 'stop_token_ids[0] = "' + "a" * 39 + "...: must be an integer"),
+        ({"betoken": {"mode": "x"}}, "betoken.mode = \"x\": must be 'coupled', 'rejection' or 'typical'"),
+        ({"betoken": {"drafter_settings": {"a": []}}}, "betoken.drafter_settings.a: must be text or a number"),
+        ({"wishes": 3}, "wishes: is not a known field"),
+    ],
+)
+async def test_a_wrong_value_is_refused_with_field_value_and_limit(gate: Gate, body: Any, message: str) -> None:
+    reply = await gate.post(COMPLETIONS, {"prompt": "a"} | body)
+    assert reply.json()["error"]["message"] == message
+
+
 async def test_values_that_ask_for_nothing_are_taken(gate: Gate) -> None:
     for path, body in NEUTRAL:
         reply = await gate.post(path, body)
@@ -157,7 +178,11 @@ async def test_a_chunked_body_is_counted_and_a_slow_one_not_waited_for(gate: Gat
     reply = await gate.http.post(COMPLETIONS, content=large(), headers={"content-type": "application/json"})
     assert reply.status_code == 413
     host, port = gate.url.removeprefix("http://").split(":")
-    for sent in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{"):
+    for sent in (
+        b"",
+        b"POST /v1/comp",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+    ):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), 10)

@@ -34,6 +34,7 @@ for name, run in (
     ("draft-worker", services.draft_worker),
     ("verify-worker", services.verify_worker),
     ("gateway", services.gateway),
+    ("check-keys", services.check_keys),
     ("train", services.train),
     ("quantize", services.quantize),
 ):

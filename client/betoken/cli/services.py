@@ -1,4 +1,4 @@
-"""`betoken router | draft-worker | verify-worker | gateway | quantize`: becomes that program, options and all.
+"""`betoken router | draft-worker | verify-worker | gateway | check-keys | quantize`: becomes that program.
 
 Their options are defined by the services; `--help` is answered by the service itself.
 """
@@ -25,6 +25,9 @@ WORKER_NEEDS = (VERIFY_MODULE, "pydantic_settings", "torch", "transformers")
 """Packages of workers that run a model."""
 GATEWAY_NEEDS = (GATEWAY_MODULE, "fastapi", "httptools", "prometheus_client", "pydantic_settings", "uvicorn")
 """Packages of the gateway."""
+CHECK_KEYS_MODULE = "betoken.router.access.check_keys"
+CHECK_KEYS_NEEDS = (CHECK_KEYS_MODULE, "pydantic_settings")
+"""Packages for checking a key file."""
 TRAINING_MODULE = "betoken.training"
 TRAINING_NEEDS = (TRAINING_MODULE, "matplotlib", "torch", "transformers")
 """Packages of the recipes, which exist only in a checkout."""
@@ -53,6 +56,11 @@ def verify_worker(context: typer.Context) -> None:
 def gateway(context: typer.Context) -> None:
     """Run the gateway: OpenAI's HTTP in front of a router, and a page."""
     become(GATEWAY_MODULE, context.args, extra="gateway", needs=GATEWAY_NEEDS)
+
+
+def check_keys(context: typer.Context) -> None:
+    """Check a router's file of API keys before the router reads it: `betoken check-keys FILE`."""
+    become(CHECK_KEYS_MODULE, context.args, extra="router", needs=CHECK_KEYS_NEEDS)
 
 
 def train(context: typer.Context) -> None:

@@ -17,7 +17,7 @@ from betoken.client.async_waits import num_cancels, num_cancels_so_far, pause
 from betoken.client.channel import call_error, generation_stub
 from betoken.client.client_base import ClientBase, closed_error
 from betoken.client.completion import Completion, Detokenized
-from betoken.client.config import GenerateOptions, PromptOptions
+from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.session import Session
@@ -58,15 +58,22 @@ class AsyncClient(ClientBase[AsyncGeneration]):
         return await self.generate(prompt, **options).results()
 
     async def model_info(
-        self, *, wait: bool = True, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+        self,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: RetryPolicy | None = None,
     ) -> ModelInfo:
         """The served model, its defaults and its workers; with `wait` not before a verify worker has been met.
+
+        `retry`: policy of this call; None = the client's.
 
         Raises:
             BetokenError: the router cannot be asked, or has met none in time.
             RuntimeError: the client is closed.
         """
-        return await self._ask(model_info_call(wait), timeout_s, headers)
+        return await self._ask(model_info_call(wait), timeout_s, headers, retry)
 
     async def tokenize(
         self,
@@ -111,9 +118,13 @@ class AsyncClient(ClientBase[AsyncGeneration]):
         await self.close()
 
     async def _ask(
-        self, call: UnaryCall[AnswerT], timeout_s: float | None, headers: Mapping[str, str] | None
+        self,
+        call: UnaryCall[AnswerT],
+        timeout_s: float | None,
+        headers: Mapping[str, str] | None,
+        retry: RetryPolicy | None = None,
     ) -> AnswerT:
-        with self._attempts(call.method, timeout_s, headers) as attempts:
+        with self._attempts(call.method, timeout_s, headers, retry) as attempts:
             before = await num_cancels_so_far()
             while True:
                 try:

@@ -112,9 +112,11 @@ class ClientBase(ABC, Generic[GenerationT]):
         return answer
 
     @contextmanager
-    def _attempts(self, method: str, timeout_s: float | None, headers: Mapping[str, str] | None) -> Iterator[Attempts]:
+    def _attempts(
+        self, method: str, timeout_s: float | None, headers: Mapping[str, str] | None, retry: RetryPolicy | None = None
+    ) -> Iterator[Attempts]:
         """The attempts of a call with one answer."""
-        retries, headers = self._retries(timeout_s), checked_headers(headers, self._key_headers)
+        retries, headers = self._retries(timeout_s, retry), checked_headers(headers, self._key_headers)
         self._raise_if_closed()
         with call_span(method) as span:
             yield Attempts(retries, span, headers)
@@ -126,8 +128,8 @@ class ClientBase(ABC, Generic[GenerationT]):
         for answer in answers:
             answer.cancel()
 
-    def _retries(self, timeout_s: float | None) -> Retries:
-        return Retries(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+    def _retries(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Retries:
+        return Retries(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     def _raise_if_closed(self) -> None:
         if self.is_closed:

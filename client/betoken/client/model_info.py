@@ -157,6 +157,8 @@ class ModelInfo:
     """Form in which the chat template has tools called."""
     speculation_policies: tuple[SpeculationPolicy, ...] = ()
     """State of the speculation policy of each kind of requests served so far."""
+    requires_api_key: bool = False
+    """Whether the router has API keys: all calls except `model_info` need one."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -178,6 +180,7 @@ class ModelInfo:
             sources=tuple(SourceInfo(source.name, source.explains, source.colour) for source in message.sources),
             tool_format=ToolFormat(message.tool_format.name, dict(message.tool_format.mark_ids)),
             speculation_policies=tuple(map(SpeculationPolicy.from_proto, message.speculation_policies)),
+            requires_api_key=message.requires_api_key,
         )
 
 

@@ -16,7 +16,7 @@ import grpc
 from betoken.client.channel import call_error, generation_stub
 from betoken.client.client_base import ClientBase, closed_error
 from betoken.client.completion import Completion, Detokenized
-from betoken.client.config import GenerateOptions, PromptOptions
+from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.session import Session
@@ -59,15 +59,22 @@ class Client(ClientBase[Generation]):
         return self.generate(prompt, **options).results()
 
     def model_info(
-        self, *, wait: bool = True, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+        self,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: RetryPolicy | None = None,
     ) -> ModelInfo:
         """The served model, its defaults and its workers; with `wait` not before a verify worker has been met.
+
+        `retry`: policy of this call; None = the client's.
 
         Raises:
             BetokenError: the router cannot be asked, or has met none in time.
             RuntimeError: the client is closed.
         """
-        return self._ask(model_info_call(wait), timeout_s, headers)
+        return self._ask(model_info_call(wait), timeout_s, headers, retry)
 
     def tokenize(
         self,
@@ -136,8 +143,14 @@ class Client(ClientBase[Generation]):
     ) -> None:
         self.close()
 
-    def _ask(self, call: UnaryCall[AnswerT], timeout_s: float | None, headers: Mapping[str, str] | None) -> AnswerT:
-        with self._attempts(call.method, timeout_s, headers) as attempts:
+    def _ask(
+        self,
+        call: UnaryCall[AnswerT],
+        timeout_s: float | None,
+        headers: Mapping[str, str] | None,
+        retry: RetryPolicy | None = None,
+    ) -> AnswerT:
+        with self._attempts(call.method, timeout_s, headers, retry) as attempts:
             while True:
                 try:
                     answer = getattr(self.current_stub(), call.method)(call.request, **attempts.options())

@@ -6,6 +6,9 @@ RPC and `gen_ai.*` names follow the OpenTelemetry semantic conventions; nothing 
 
 SCOPE = "betoken"
 
+REMOTE_CALLER = "betoken-remote-caller"
+"""Metadata of a call that a gateway makes for a client on another machine."""
+
 # Spans.
 SPAN_GENERATE = "betoken.generate"
 SPAN_CLIENT_GENERATE = "betoken.client.generate"
@@ -76,6 +79,7 @@ METRIC_REQUESTS_RUNNING = "betoken.requests.running"
 METRIC_REQUESTS_WAITING = "betoken.requests.waiting"
 METRIC_QUEUE_DURATION = "betoken.queue.duration"
 METRIC_ROUND_OVERHEAD = "betoken.round.overhead"
+METRIC_REJECTED_KEY_FILES = "betoken.rejected_key_files"
 
 # Workers as their router sees them.
 METRIC_WORKER_READY = "betoken.worker.ready"

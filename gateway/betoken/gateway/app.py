@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,12 +24,14 @@ from betoken.gateway.chat_form import ChatForm
 from betoken.gateway.completions import CompletionBody, CompletionForm
 from betoken.gateway.door import Door, caller_headers, request_id_of
 from betoken.gateway.edge import Edge
-from betoken.gateway.errors import ErrorBody, Failure, RefusedError, failure_of, invalid_body
+from betoken.gateway.errors import ErrorBody, Failure, RefusedError, failure_of
 from betoken.gateway.form import Form
+from betoken.gateway.json_route import JsonRoute
 from betoken.gateway.metrics import Metrics
 from betoken.gateway.question import Question
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.responses_form import ResponsesForm
+from betoken.gateway.router_access import RouterAccess
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.tool_calls.formats import FORMATS
 from betoken.gateway.vocabulary import Vocabulary
@@ -45,20 +46,21 @@ _EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
 
 def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
     """The application over a client that its caller closes."""
-    metrics = Metrics()
+    metrics, access = Metrics(), RouterAccess(client, settings.max_outage_s)
     app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None, responses=_FAULTS)
-    app.state.door = Door(client, settings, Vocabulary(client), metrics)
+    app.state.door = Door(client, settings, Vocabulary(client), metrics, access)
     app.include_router(models.router)
     app.include_router(tokens.router)
     if settings.page:
         app.include_router(pages.router)
+    generation = APIRouter(route_class=JsonRoute)
     for path, endpoint in _ENDPOINTS.items():
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=_ANSWERS)
-    app.add_exception_handler(RequestValidationError, _invalid)
+        generation.add_api_route(path, endpoint, methods=["POST"], response_model=None, responses=_ANSWERS)
+    app.include_router(generation)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(BetokenError, _failed)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Edge, settings=settings, metrics=metrics)
+    app.add_middleware(Edge, settings=settings, metrics=metrics, access=access)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -136,10 +138,6 @@ def gateway_version() -> str:
 
 def _told(failure: Failure) -> Response:
     return JSONResponse(failure.body(), failure.status, failure.headers)
-
-
-async def _invalid(request: Request, error: Any) -> Response:
-    return _told(invalid_body(error.errors()))
 
 
 async def _refused(request: Request, error: Any) -> Response:

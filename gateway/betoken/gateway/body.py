@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     GetJsonSchemaHandler,
     ValidationError,
@@ -29,7 +31,24 @@ from betoken.gateway.described import describe_body
 Refusals: TypeAlias = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Fields of OpenAI's that are refused: name -> (why, values that ask for nothing and are taken)."""
 
+ItemT = TypeVar("ItemT")
+
+
+class _StopAtFirst(FailFast):
+    """Hashable, so that unions can hold it."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+Many: TypeAlias = Annotated[list[ItemT], _StopAtFirst()]
+"""List whose validation stops at the first wrong entry: a million errors would take gigabytes."""
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIASES = 1024
+_MAX_DRAFTER_SETTINGS = 32
+
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+UNKNOWN_FIELD = "is not a known field"
 
 
 def refuse(param: str, why: str) -> PydanticCustomError:
@@ -47,6 +66,17 @@ def said_as(limit: str) -> WrapValidator:
             raise ValueError(limit) from None
 
     return WrapValidator(validate)
+
+
+def at_most(limit: int) -> BeforeValidator:
+    """Check the number of entries of an object before its entries are validated."""
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"must have at most {limit} entries, has {len(value)}")
+        return value
+
+    return BeforeValidator(validate)
 
 
 class Body(BaseModel):
@@ -67,6 +97,9 @@ class Body(BaseModel):
         if not isinstance(values, dict):
             return values
         given = {name: value for name, value in values.items() if value is not None}
+        unknown = given.keys() - cls.model_fields.keys() - cls.refused.keys()
+        for name in sorted(unknown)[1:]:  # one is enough to reject the body: each costs an error
+            del given[name]
         for name, (why, neutral) in cls.refused.items():
             if name in given:
                 value = given.pop(name)
@@ -79,11 +112,16 @@ def _is_same(given: Any, neutral: Any) -> bool:
     return type(given) is type(neutral) and bool(given == neutral)
 
 
+DrafterSetting: TypeAlias = Annotated[str | int | float, said_as("must be text or a number")]
+
+
 class Extension(Body):
     """Betoken's own: how to speculate, and what to tell."""
 
     drafter: str | None = Field(None, description="Name of a drafter, see /v1/models; absent = the router's choice.")
-    drafter_settings: dict[str, str | int | float] | None = Field(None, description="Settings of that drafter.")
+    drafter_settings: Annotated[dict[str, DrafterSetting], at_most(_MAX_DRAFTER_SETTINGS)] | None = Field(
+        None, description="Settings of that drafter."
+    )
     num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = as many as pay.")
     off: bool | None = Field(None, description="Decode without speculation.")
     mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
@@ -120,7 +158,7 @@ class Extension(Body):
         )
 
 
-Stop: TypeAlias = Annotated[str | list[str], said_as("must be text or a list of texts")]
+Stop: TypeAlias = Annotated[str | Many[str], said_as("must be text or a list of texts")]
 
 
 CACHE_BREAKPOINT: Refusals = {"prompt_cache_breakpoint": ("is not supported: prompts are found by their tokens", ())}
@@ -145,7 +183,7 @@ class Prediction(Body):
     """The predicted answer, perhaps with differences."""
 
     type: Literal["content"]
-    content: Annotated[str | list[PredictionPart], said_as("must be text, or a list of parts of type text")]
+    content: Annotated[str | Many[PredictionPart], said_as("must be text, or a list of parts of type text")]
 
     @property
     def text(self) -> str:
@@ -167,10 +205,12 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Added to logits, by token id.")
+    logit_bias: Annotated[dict[str, float], at_most(MAX_LOGIT_BIASES)] | None = Field(
+        None, description="Added to logits, by token id."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same request, same seed: same tokens.")
     stop: Stop | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Many[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     user: str = Field("", description="Whom the work is for: the router's tenant.")

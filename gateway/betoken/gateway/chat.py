@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from betoken.client import ToolFormat
-from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
+from betoken.gateway.body import GenerationBody, Many, Prediction, Refusals, refuse, said_as
 from betoken.gateway.constraint import format_constraint
-from betoken.gateway.messages import Message
+from betoken.gateway.messages import MAX_MESSAGES, Message
 from betoken.gateway.question import Question
 from betoken.gateway.tool_choice import ToolChoice, calls_constraint, check_choice, tool_choice, why_constrained
-from betoken.gateway.tools import Tool
+from betoken.gateway.tools import MAX_TOOLS, Tool
 
 MAX_TOP_LOGPROBS = 20
 _EFFORT = "reasoning_effort"
@@ -42,7 +42,7 @@ class ChatBody(GenerationBody):
         "prompt_cache_retention": ("is not supported: what is kept depends on room", ()),
         "safety_identifier": ("is not supported: send user", ()),
     }
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(None, description="Most tokens of an answer; absent = what fits, at most 1024.")
     max_completion_tokens: int | None = Field(None, description="The same by its newer name.")
     logprobs: bool = False
@@ -51,7 +51,7 @@ class ChatBody(GenerationBody):
     response_format: dict[str, Any] | None = Field(
         None, description="text, json_object, or json_schema, whose schema the answer keeps, strict or not."
     )
-    tools: list[Tool] | None = Field(None, max_length=1024, description="Given to the model's template.")
+    tools: Many[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Given to the model's template.")
     tool_choice: Annotated[str | dict[str, Any], said_as("must be text or an object")] = Field(
         "auto", description="none, auto, required, a function by its name, or allowed_tools."
     )

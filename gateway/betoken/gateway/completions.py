@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, TypeAlias, cast
 from pydantic import Field, model_validator
 
 from betoken.client import AsyncGeneration, Completion, Piece, Prompt
-from betoken.gateway.body import GenerationBody, Prediction, Refusals, refuse, said_as
+from betoken.gateway.body import GenerationBody, Many, Prediction, Refusals, refuse, said_as
 from betoken.gateway.form import Form, choice_extension, piece_extension
 from betoken.gateway.logprobs import TextLogprobs, ids_of_prompt, joined
 from betoken.gateway.question import Question
 
 Prompts: TypeAlias = Annotated[
-    str | list[str] | list[int] | list[list[int]], said_as("must be text, token ids, or a list of either")
+    str | Many[str] | Many[int] | Many[Many[int]], said_as("must be text, token ids, or a list of either")
 ]
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from betoken.gateway.body import refuse
+from betoken.gateway.body import UNKNOWN_FIELD, refuse
 
 _SCHEMA_FIELDS = {"name", "description", "schema", "strict"}
 
@@ -34,7 +34,7 @@ def format_constraint(given: Mapping[str, Any], *, is_flat: bool = False) -> Map
     if not isinstance(described, Mapping):
         raise refuse("json_schema", "must be an object")
     if unknown := sorted(set(described) - _SCHEMA_FIELDS):
-        raise refuse(path + unknown[0], "is no field that is known here")
+        raise refuse(path + unknown[0], UNKNOWN_FIELD)
     schema = described.get("schema")
     if not isinstance(schema, Mapping):
         raise refuse(f"{path}schema", "must be a JSON schema")

@@ -9,8 +9,10 @@ from ipaddress import ip_address
 from starlette.requests import Request
 
 from betoken.client import AsyncClient
+from betoken.common.names import REMOTE_CALLER
 from betoken.gateway.errors import RefusedError
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.router_access import RouterAccess
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
 
@@ -23,6 +25,7 @@ class Door:
     settings: GatewaySettings
     vocabulary: Vocabulary
     metrics: Metrics
+    access: RouterAccess
 
     @staticmethod
     def of(request: Request) -> Door:
@@ -36,25 +39,25 @@ def request_id_of(request: Request) -> str:
     return str(request.state.request_id)
 
 
-def may_know_places(request: Request) -> bool:
-    """Whether the caller may be told where workers are: from this machine, or with a key, which the router checks."""
-    host = request.client.host if request.client is not None else ""
-    try:
-        is_own = ip_address(host).is_loopback
-    except ValueError:
-        is_own = False
-    return is_own or "authorization" in request.headers
-
-
 def caller_headers(request: Request) -> Mapping[str, str]:
-    """Headers for the router: the caller's key is the router's to check.
+    """Headers for the router: the caller's key, which the router checks, and a mark of callers on other machines, which
+    the router without keys sends no addresses.
 
     Raises:
         RefusedError: a key that no header of gRPC can hold.
     """
+    remote = {} if _is_own(request) else {REMOTE_CALLER: "1"}
     authorization = request.headers.get("authorization")
     if authorization is None:
-        return {}
+        return remote
     if not (authorization.isascii() and authorization.isprintable()):
         raise RefusedError("authorization", "must be printable ASCII", status=401, code="invalid_api_key")
-    return {"authorization": authorization}
+    return {"authorization": authorization, **remote}
+
+
+def _is_own(request: Request) -> bool:
+    """Whether the client is a process of this machine."""
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

@@ -1,27 +1,41 @@
-"""The first steps of every request: its id, its trace, the limits on bodies and on their number.
+"""The first steps of every request: its id, its trace, its host and key, the limits on bodies and on their number.
 
 Pure ASGI, so that nothing stands between an answer's events and the socket. Knows no endpoint.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
 import time
 
 from opentelemetry import context
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from betoken.client import BetokenError
 from betoken.common.logs import fields
 from betoken.common.trace import context_from
-from betoken.gateway.errors import Failure, retry_after
+from betoken.gateway.door import caller_headers
+from betoken.gateway.errors import Failure, RefusedError, failure_of, retry_after
+from betoken.gateway.hosts import AllowedHosts
+from betoken.gateway.incomplete_bodies import MIN_BYTES_PER_S, IncompleteBodies
+from betoken.gateway.json_structure import JsonStructure
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.router_access import RouterAccess
 from betoken.gateway.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
+MAX_READS = 256
+"""Requests without a body that are answered at once."""
+MAX_KEY_BYTES = 4096
+"""Longest header `authorization`: gRPC refuses more than 8 KiB of metadata as exhausted resources."""
+_MAX_HEADER_BYTES = 8192
+_MAX_RUNNING_BODIES = 32
+"""Bodies of the largest size that may be held by requests being answered."""
+_LIVENESS_PATH = "/version"
 _LEFT = 499  # nginx's status for a client that left
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 
@@ -33,11 +47,14 @@ class _Gone(Exception):
 class Edge:
     """Middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics, access: RouterAccess) -> None:
         self._app = app
         self._metrics = metrics
         self._settings = settings
-        self._num_running = 0
+        self._access = access
+        self._hosts = AllowedHosts(settings.allowed_hosts)
+        self._incomplete = IncompleteBodies(settings.max_incomplete_bodies, settings.max_incomplete_body_bytes)
+        self._num_running = self._num_reads = self._num_body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +64,12 @@ class Edge:
         scope.setdefault("state", {})["request_id"] = passage.request_id
         token = context.attach(context_from(_header(scope, b"traceparent").decode("ascii", "replace")))
         try:
-            await self._pass(scope, receive, passage)
+            if (failure := self._refusal(scope)) is not None:
+                await passage.refuse(failure)
+            elif scope["method"] in ("GET", "HEAD", "OPTIONS"):
+                await self._read(scope, receive, passage)
+            else:
+                await self._write(scope, receive, passage)
         except _Gone:
             pass
         except Exception:
@@ -59,25 +81,69 @@ class Edge:
             context.detach(token)
             passage.end(self._metrics)
 
-    async def _pass(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, passage.send)
+    def _refusal(self, scope: Scope) -> Failure | None:
+        """Check the head of a request."""
+        for name, value in scope["headers"]:
+            most = MAX_KEY_BYTES if name == b"authorization" else _MAX_HEADER_BYTES
+            if len(value) > most:
+                text = f"header {name.decode('latin-1')[:80]}: must have at most {most} bytes, has {len(value)}"
+                return Failure(431, text, None, code="header_too_large")
+        host = _header(scope, b"host").decode("latin-1")
+        if not self._hosts.allows(host):
+            text = f"host {host[:200]!r}: is not an address, localhost or one of --allowed-hosts"
+            return Failure(403, text, None, "permission_error", "host_not_allowed")
+        return None
+
+    async def _read(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
+        """Answer a request without a body; the liveness probe always."""
+        if self._num_reads >= MAX_READS and scope["path"] != _LIVENESS_PATH:
+            await passage.refuse(_overloaded(f"{self._num_reads} requests without a body are being answered"))
             return
-        if self._num_running >= self._settings.max_requests:
-            text = f"{self._num_running} requests are being answered, which is the most"
-            await passage.refuse(Failure(503, text, None, "api_error", "overloaded", retry_after(1.0)))
-            return
-        self._num_running += 1
-        self._metrics.running.inc()
+        self._num_reads += 1
         try:
-            body = await self._body(scope, receive)
-            if isinstance(body, Failure):
-                await passage.refuse(body)
-            else:
-                await self._app(scope, _replayed(body, receive), passage.send)
+            await self._app(scope, receive, passage.send)
+        finally:
+            self._num_reads -= 1
+
+    async def _write(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
+        """Answer a request with a body. It counts once its body is complete."""
+        body = self._full() or await self._check_key(scope) or await self._body(scope, receive)
+        if isinstance(body, bytes) and (full := self._full(len(body))) is not None:
+            body = full
+        if isinstance(body, Failure):
+            await passage.refuse(body)
+            return
+        num_bytes = len(body)
+        self._num_running += 1
+        self._num_body_bytes += num_bytes
+        self._metrics.running.inc()
+        replay = _replayed(body, receive)
+        del body
+        try:
+            await self._app(scope, replay, passage.send)
         finally:
             self._num_running -= 1
+            self._num_body_bytes -= num_bytes
             self._metrics.running.dec()
+
+    def _full(self, num_bytes: int = 0) -> Failure | None:
+        """The refusal of one more request, whose body has `num_bytes`."""
+        if self._num_running >= self._settings.max_requests:
+            return _overloaded(f"{self._num_running} requests are being answered")
+        most = _MAX_RUNNING_BODIES * self._settings.max_body_bytes
+        if self._num_running and self._num_body_bytes + num_bytes > most:
+            return _overloaded(f"requests of {self._num_body_bytes} bytes are being answered")
+        return None
+
+    async def _check_key(self, scope: Scope) -> Failure | None:
+        """Check the caller's key before its body is read."""
+        try:
+            await self._access.check_key(caller_headers(Request(scope)))
+        except RefusedError as refused:
+            return refused.failure
+        except BetokenError as error:
+            return failure_of(error)
+        return None
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | Failure:
         """The whole body, or why it is not taken.
@@ -85,26 +151,43 @@ class Edge:
         Raises:
             _Gone: the client went away.
         """
-        most, parts, num_bytes = self._settings.max_body_bytes, [], 0
+        most, structure = self._settings.max_body_bytes, JsonStructure()
+        parts: list[bytes] = []
         length = _header(scope, b"content-length")
         too_large = Failure(413, f"the body must be at most {most} bytes", None, code="body_too_large")
         if length.isdigit() and (len(length) > 15 or int(length) > most):
             return too_large
+        body = self._incomplete.begin(scope["client"][0] if scope.get("client") else "", self._settings.body_timeout_s)
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
+            async with body:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _Gone
-                    parts.append(message.get("body", b""))
-                    num_bytes += len(parts[-1])
-                    if num_bytes > most:
+                    part = message.get("body", b"")
+                    body.received(len(part))
+                    if body.num_bytes > most:
                         return too_large
+                    if structure.excess:
+                        parts.clear()  # the rest is read all the same: clients read no response while they send
+                    else:
+                        parts.append(part)
+                        structure.feed(part)
                     if not message.get("more_body", False):
-                        return b"".join(parts)
+                        excess = structure.excess
+                        return Failure(413, excess, None, code="body_too_large") if excess else b"".join(parts)
         except TimeoutError:
-            text = f"the body did not come within {self._settings.body_timeout_s:g} s"
+            if body.is_evicted:
+                return _overloaded("too many bodies are arriving")
+            text = (
+                f"the body did not come within {self._settings.body_timeout_s:g} s"
+                f" at {MIN_BYTES_PER_S} bytes a second or more"
+            )
             return Failure(408, text, None, code="timeout")
+
+
+def _overloaded(text: str) -> Failure:
+    return Failure(503, f"{text}, which is the most", None, "api_error", "overloaded", retry_after(1.0))
 
 
 class _Passage:
@@ -142,15 +225,13 @@ class _Passage:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` with the body in front, whole."""
-    is_given = False
+    """`receive` with the body in front, whole; it is not kept once it is given."""
+    left = [body]
 
     async def replay() -> Message:
-        nonlocal is_given
-        if is_given:
+        if not left:
             return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": left.pop(), "more_body": False}
 
     return replay
 

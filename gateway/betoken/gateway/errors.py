@@ -70,6 +70,8 @@ _INTERNAL_FIELDS = (
 )
 """Fields of the links and of resumed streams, which no request has: an error that names one is internal."""
 _PREFIXES: Mapping[str, str] = {"sampling.": "", "speculation.": "betoken."}
+_ADDRESSES = re.compile(r"\b(?:ipv4|ipv6|unix|unix-abstract|dns):|\bat \S+:\d+\b|DNS resolution failed")
+"""Errors of connections contain the router's address."""
 _OF_LOGIT_BIAS = re.compile(r"logit_bias\[\d+\]\.\w+")
 
 
@@ -119,6 +121,8 @@ def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> F
     """The HTTP form of an SDK error; `names` are further names of fields, by the router's."""
     status, kind, code = _KINDS.get(type(error), (500, "api_error", "internal_error"))
     message, param, headers = error.message, None, {}
+    if isinstance(error, UnavailableError | UnimplementedError) and _ADDRESSES.search(message):
+        message = "the router cannot be reached"
     if isinstance(error, InvalidArgumentError) and _names_any(error.field, _INTERNAL_FIELDS):
         status, kind, code = 500, "api_error", "internal_error"
     elif isinstance(error, InvalidArgumentError) and error.field:
@@ -155,23 +159,3 @@ def param_of(router_field: str, names: Mapping[str, str]) -> str:
             name = replaced + router_field.removeprefix(prefix)
             return "logit_bias" if _OF_LOGIT_BIAS.fullmatch(name) else name
     return router_field
-
-
-def invalid_body(faults: Sequence[Mapping[str, Any]]) -> Failure:
-    """The refusal of a body by the first of pydantic's faults."""
-    fault = faults[0]
-    place = [part for part in fault["loc"] if part != "body"]
-    context = fault.get("ctx") or {}
-    if fault["type"] == "json_invalid":
-        return Failure(
-            400, f"the body is not JSON: {context.get('error', fault['msg'])}", None, INVALID, "invalid_json"
-        )
-    if not place and fault["type"] in ("missing", "model_attributes_type", "dict_type", "model_type"):
-        return Failure(400, "the body must be a JSON object, sent with content-type: application/json")
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
-    if name := context.get("param"):
-        param = f"{param}.{name}" if param else str(name)
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        message = "is no field that is known here"
-    return Failure(400, f"{param}: {message}" if param else message, param or None)

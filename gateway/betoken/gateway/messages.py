@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Field, field_validator, model_validator
 
 from betoken.client import ChatMessage
-from betoken.gateway.body import CACHE_BREAKPOINT, Body, Refusals, refuse, said_as
+from betoken.gateway.body import CACHE_BREAKPOINT, Body, Many, Refusals, refuse, said_as
+
+MAX_MESSAGES = 16384
 
 
 class TextPart(Body):
@@ -19,7 +21,7 @@ class TextPart(Body):
     text: str
 
 
-Content: TypeAlias = Annotated[str | list[TextPart], said_as("must be text, or a list of parts of type text")]
+Content: TypeAlias = Annotated[str | Many[TextPart], said_as("must be text, or a list of parts of type text")]
 
 
 class CalledFunction(Body):
@@ -61,7 +63,7 @@ class Message(Body):
     role: str = Field(min_length=1, description="developer (a system's), system, user, assistant, tool, ...")
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 

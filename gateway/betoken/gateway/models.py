@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,13 +13,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from betoken.client import BetokenError, ModelInfo, UnauthenticatedError, WorkerStatus
-from betoken.gateway.door import Door, caller_headers, may_know_places
-from betoken.gateway.errors import Failure, RefusedError, failure_of
+from betoken.client import BetokenError, ModelInfo, UnauthenticatedError, UnavailableError, WorkerStatus
+from betoken.gateway.door import Door, caller_headers
+from betoken.gateway.errors import RefusedError, failure_of
 from betoken.gateway.metrics import CONTENT_TYPE
 
 router = APIRouter()
-_HEALTH_TIMEOUT_S = 2.0
 _STARTED = int(time.time())
 
 
@@ -44,19 +42,15 @@ async def show_model(model: str, request: Request) -> Response:
 async def health(request: Request) -> Response:
     """200 while a verify worker is ready behind the router, else 503; without a key it needs, while that answers."""
     try:
-        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-            info = await _info(request)
-    except TimeoutError:
-        failure = Failure(503, "the router does not answer", None, "api_error", "unavailable")
-        return JSONResponse(failure.body(), failure.status)
+        info = await Door.of(request).access.info(caller_headers(request))
     except UnauthenticatedError:  # a prober has no key: it learns only that the router answers
         return JSONResponse({"status": "ok"})
     except BetokenError as error:
         failure = failure_of(error)
-        return JSONResponse(failure.body(), 503)
+        return JSONResponse(failure.body(), 503, failure.headers)
     if not any(worker.state == "ready" for worker in info.verify_workers):
-        failure = Failure(503, "no verify worker is ready", None, "api_error", "unavailable")
-        return JSONResponse(failure.body(), failure.status)
+        failure = failure_of(UnavailableError("no verify worker is ready"))
+        return JSONResponse(failure.body(), failure.status, failure.headers)
     return JSONResponse({"status": "ok"})
 
 
@@ -69,7 +63,7 @@ async def show_version() -> Response:
 @router.get("/info", response_model=None)
 async def show_info(request: Request) -> Response:
     """The served model with its workers, as the page shows them."""
-    info = _without_places(await _info(request), request)
+    info = _numbered(await _info(request))
     workers = [
         {name: value for name, value in asdict(worker).items() if name not in ("step_costs", "weights_fingerprint")}
         for worker in (*info.verify_workers, *info.draft_workers)
@@ -83,9 +77,8 @@ async def show_info(request: Request) -> Response:
 async def show_metrics(request: Request) -> Response:
     """Prometheus' text."""
     info = None
-    with suppress(TimeoutError, BetokenError, RefusedError):
-        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-            info = _without_places(await _info(request), request)
+    with suppress(BetokenError, RefusedError):
+        info = _numbered(await Door.of(request).access.info(caller_headers(request)))
     return Response(Door.of(request).metrics.page(info), media_type=CONTENT_TYPE)
 
 
@@ -93,13 +86,11 @@ async def _info(request: Request) -> ModelInfo:
     return await Door.of(request).client.model_info(headers=caller_headers(request), timeout_s=30.0)
 
 
-def _without_places(info: ModelInfo, request: Request) -> ModelInfo:
-    """Addresses are for callers who may know them; for others workers are numbered."""
-    if may_know_places(request):
-        return info
+def _numbered(info: ModelInfo) -> ModelInfo:
+    """Number workers whose addresses the router sends to other callers only."""
 
     def numbered(workers: Sequence[WorkerStatus]) -> tuple[WorkerStatus, ...]:
-        return tuple(replace(worker, address=str(index), detail="") for index, worker in enumerate(workers, 1))
+        return tuple(replace(worker, address=worker.address or str(index)) for index, worker in enumerate(workers, 1))
 
     return replace(info, verify_workers=numbered(info.verify_workers), draft_workers=numbered(info.draft_workers))
 

@@ -1,6 +1,7 @@
-"""uvicorn's HTTP protocol with bounds on how long and how large the head of a request may be, which it lacks.
+"""uvicorn's HTTP protocol with the bounds that it lacks: on the wait for a request's head and on its size, on
+connections without a request in progress, and on the time that an answer stays unread.
 
-A client that sends half a head would hold its connection for ever, one that never ends it the memory.
+uvicorn's own timer ends with any byte, such as a stray CRLF, and its `limit_concurrency` would refuse liveness probes.
 """
 
 from __future__ import annotations
@@ -11,55 +12,98 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from betoken.gateway.connections import IdleConnections
 from betoken.gateway.errors import Failure
+from betoken.gateway.settings import GatewaySettings
 
 _MAX_HEAD_BYTES = 64 << 10
+_REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
 
-def patient_protocol(timeout_s: float) -> type[HttpToolsProtocol]:
-    """The class for uvicorn, with a bound on the wait for a head."""
+def bounded_protocol(settings: GatewaySettings) -> type[HttpToolsProtocol]:
+    """Return the protocol class for uvicorn."""
+    idle = IdleConnections(settings.max_idle_connections)
+    head_timeout_s, max_unread_s = settings.body_timeout_s, settings.max_unread_s
 
     class Protocol(HttpToolsProtocol):
-        _patience: asyncio.TimerHandle | None = None
+        _head_timer: asyncio.TimerHandle | None = None
+        _unread_timer: asyncio.TimerHandle | None = None
+        _address = ""
+        _is_in_head = False
         _num_head_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._wait_for_head()
+            self._address = self.client[0] if self.client else ""
+            self._settle()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._wait_for_head()
+            self._is_in_head, self._num_head_bytes = True, 0
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.abort)
 
         def on_headers_complete(self) -> None:
-            self._stop_waiting()
+            self._is_in_head = False
             super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
+            self._num_head_bytes += len(data)  # 0 again if a head begins in this part, which may end a body as well
             super().data_received(data)
-            if self._patience is not None:
-                self._num_head_bytes += len(data)
-                if self._num_head_bytes > _MAX_HEAD_BYTES:
-                    self.transport.close()
+            too_large = self._is_in_head and self._num_head_bytes > _MAX_HEAD_BYTES
+            if too_large and not self.transport.is_closing():
+                self._refuse(Failure(431, f"the head of a request must have at most {_MAX_HEAD_BYTES} bytes"))
+            self._settle()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._wait_for_reader()
+            self._settle()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
+            self._wait_for_head(is_idle=False)
+            self.resume_writing()
             super().connection_lost(exc)
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._wait_for_reader()
+
+        def resume_writing(self) -> None:
+            if self._unread_timer is not None:
+                self._unread_timer.cancel()
+                self._unread_timer = None
+            super().resume_writing()
+
         def send_400_response(self, msg: str) -> None:
-            body = json.dumps(Failure(400, msg).body()).encode()
-            head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+            self._refuse(Failure(400, msg))
+
+        def _refuse(self, failure: Failure) -> None:
+            body = json.dumps(failure.body()).encode()
+            head = f"HTTP/1.1 {failure.status} {_REASONS[failure.status]}\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
             self.transport.close()
+            self._wait_for_reader()
 
-        def _wait_for_head(self) -> None:
-            if self._patience is None:
-                self._num_head_bytes = 0
-                self._patience = self.loop.call_later(timeout_s, self.transport.close)
+        def _settle(self) -> None:
+            """Start or stop the wait for a head, after anything that may begin or end a request."""
+            is_answering = self.cycle is not None and not self.cycle.response_complete
+            self._wait_for_head(is_idle=not is_answering and not self.transport.is_closing())
 
-        def _stop_waiting(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
+        def _wait_for_head(self, *, is_idle: bool) -> None:
+            if is_idle and self._head_timer is None:
+                self._head_timer = self.loop.call_later(head_timeout_s, self.transport.abort)
+                idle.add(self._address, self.transport)
+            elif not is_idle and self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+                idle.remove(self._address, self.transport)
+
+        def _wait_for_reader(self) -> None:
+            if self._unread_timer is None:
+                self._unread_timer = self.loop.call_later(max_unread_s, self.transport.abort)
 
     return Protocol

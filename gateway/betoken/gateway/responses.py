@@ -12,12 +12,21 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from betoken.client import ChatMessage, ToolFormat
-from betoken.gateway.body import CACHE_BREAKPOINT, Body, GenerationBody, Refusals, StreamOptions, refuse, said_as
+from betoken.gateway.body import (
+    CACHE_BREAKPOINT,
+    Body,
+    GenerationBody,
+    Many,
+    Refusals,
+    StreamOptions,
+    refuse,
+    said_as,
+)
 from betoken.gateway.constraint import format_constraint
-from betoken.gateway.messages import CalledFunction, ToolCall
+from betoken.gateway.messages import MAX_MESSAGES, CalledFunction, ToolCall
 from betoken.gateway.question import Question
 from betoken.gateway.tool_choice import ToolChoice, calls_constraint, check_choice, tool_choice, why_constrained
-from betoken.gateway.tools import Function
+from betoken.gateway.tools import MAX_TOOLS, Function
 
 _FOREIGN_CALLS: Refusals = {
     "async": ("is not supported: a call has one result", (False,)),
@@ -36,7 +45,7 @@ class InputText(Body):
     logprobs: list[Any] | None = None
 
 
-Parts: TypeAlias = Annotated[str | list[InputText], said_as("must be text, or a list of parts of text")]
+Parts: TypeAlias = Annotated[str | Many[InputText], said_as("must be text, or a list of parts of text")]
 
 
 class InputMessage(Body):
@@ -84,15 +93,26 @@ class InputReasoning(Body):
 
 def _kind(item: Any) -> str:
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return str(kind or "message")
+    return f"<{kind or 'message'}>"
 
 
 Item: TypeAlias = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")]
-    | Annotated[InputReasoning, Tag("reasoning")],
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")],
     Discriminator(_kind, custom_error_type="item", custom_error_message="is of a type that is not supported"),
+]
+
+
+def _kind_of_input(value: Any) -> str | None:
+    return "<text>" if isinstance(value, str) else "<items>" if isinstance(value, list) else None
+
+
+Input: TypeAlias = Annotated[
+    Annotated[str, Field(min_length=1), Tag("<text>")]
+    | Annotated[Many[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("<items>")],
+    Discriminator(_kind_of_input, custom_error_type="input", custom_error_message="must be text or a list of items"),
 ]
 
 
@@ -164,10 +184,10 @@ class ResponsesBody(GenerationBody):
         "n": ("must be 1", (1,)),
     }
     stream_options: StreamOptions | None = None
-    input: str | list[Item] = Field(min_length=1, description="A user's text, or the whole conversation.")
+    input: Input = Field(description="A user's text, or the whole conversation.")
     instructions: str | None = Field(None, description="A system message before it.")
     max_output_tokens: int | None = None
-    tools: list[FlatTool] | None = Field(None, max_length=1024)
+    tools: Many[FlatTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[str | dict[str, Any], said_as("must be text or an object")] = "auto"
     parallel_tool_calls: bool = Field(True, description="Whether an answer may make several calls.")
     text: TextOptions | None = None

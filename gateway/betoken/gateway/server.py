@@ -8,18 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.gateway.protocol import patient_protocol
+from betoken.gateway.edge import MAX_READS
+from betoken.gateway.protocol import bounded_protocol
 from betoken.gateway.settings import GatewaySettings
 
+_log = logging.getLogger(__name__)
+_OTHER_DESCRIPTORS = 64
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,6 +57,7 @@ async def serve(
     Raises:
         FailedPreconditionError: the address cannot be listened on, or a TLS file is none.
     """
+    _allow_descriptors(settings)
     listening = _listen(settings)
     port: int = listening.getsockname()[1]
     server = _Server(_config(app, settings))
@@ -85,7 +91,7 @@ def _ask(server: _Server, stopping: asyncio.Event) -> None:
 def _config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=patient_protocol(settings.body_timeout_s),
+        http=bounded_protocol(settings),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -100,6 +106,29 @@ def _config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     except OSError as error:  # an SSLError is one
         raise FailedPreconditionError(f"a TLS file cannot be used: {error}") from error
     return config
+
+
+def _allow_descriptors(settings: GatewaySettings) -> None:
+    """Raise this process's limit of descriptors to what its bounds add up to, so that a probe is always accepted."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    needed = settings.max_requests + settings.max_incomplete_bodies + settings.max_idle_connections
+    needed += MAX_READS + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        _log.warning(
+            "--max-requests, --max-incomplete-bodies and --max-idle-connections need %d file descriptors, the limit is"
+            " %d: lower them or raise it (ulimit -n)",
+            needed,
+            hard,
+        )
+        needed = hard
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

@@ -68,11 +68,28 @@ class GatewaySettings(BaseSettings):
     allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="Origins whose pages may ask (CORS), such as https://chat.example; * = all."
     )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        (),
+        description="Names that requests may be addressed to besides localhost and addresses, such as chat.example or"
+        " *.example; * = all.",
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024, le=64 << 20, description="Largest body of a request, bytes.")
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="How long a request's headers, and then its body, may take to arrive, seconds."
     )
     max_requests: int = Field(1024, ge=1, le=1 << 20, description="Requests answered at once; more are refused (503).")
+    max_incomplete_bodies: int = Field(
+        256, ge=1, le=1 << 20, description="Bodies that may be arriving at once; more end the oldest (503)."
+    )
+    max_incomplete_body_bytes: int = Field(
+        64 << 20, ge=1024, le=1 << 40, description="Bytes of bodies that are arriving; more end the oldest (503)."
+    )
+    max_idle_connections: int = Field(
+        1024, ge=1, le=1 << 20, description="Connections without a request in progress; more close the oldest."
+    )
+    max_unread_s: float = Field(
+        60.0, gt=0, le=86400, description="How long a client may leave an answer unread, seconds."
+    )
     max_choices: int = Field(
         128, ge=1, le=4096, description="Most answers of one request: n times the number of prompts."
     )

@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from betoken.client import ModelInfo
-from betoken.gateway.body import Body, Refusals, refuse, said_as
+from betoken.gateway.body import Body, Many, Refusals, refuse, said_as
 from betoken.gateway.door import Door, caller_headers
 from betoken.gateway.errors import RefusedError
-from betoken.gateway.messages import Message
+from betoken.gateway.json_route import JsonRoute
+from betoken.gateway.messages import MAX_MESSAGES, Message
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class TokenizeBody(Body):
@@ -28,7 +29,7 @@ class TokenizeBody(Body):
     }
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Many[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -42,7 +43,7 @@ class DetokenizeBody(Body):
     """Ids."""
 
     model: str = ""
-    tokens: Annotated[list[int], said_as("must be a list of token ids")] = Field(min_length=1)
+    tokens: Annotated[Many[int], said_as("must be a list of token ids")] = Field(min_length=1)
 
 
 @router.post("/tokenize", response_model=None)

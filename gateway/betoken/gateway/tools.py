@@ -13,6 +13,7 @@ from pydantic import Field
 from betoken.gateway.body import Body
 from betoken.gateway.tool_calls.parts import Call
 
+MAX_TOOLS = 1024
 _ID_DIGITS = 9  # what Mistral's templates ask of ids
 
 

@@ -32,6 +32,8 @@ class GenerationServiceStub:
     - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
     retry can succeed.
     If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    A router without API keys sends addresses of workers to callers on its own machine. A gateway marks the calls that it makes for a client
+    on another machine with the metadata `betoken-remote-caller: 1`; they get no addresses.
     """
 
     def __init__(self, channel):
@@ -69,6 +71,8 @@ class GenerationServiceServicer:
     - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
     retry can succeed.
     If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    A router without API keys sends addresses of workers to callers on its own machine. A gateway marks the calls that it makes for a client
+    on another machine with the metadata `betoken-remote-caller: 1`; they get no addresses.
     """
 
     def Generate(self, request, context):
@@ -137,6 +141,8 @@ class GenerationService:
     - `betoken-retry-after-ms`, and the same value as `grpc-retry-pushback-ms` for gRPC's own retry policies: with RESOURCE_EXHAUSTED, if a
     retry can succeed.
     If the router has API keys, every call except GetModelInfo needs the metadata `authorization: Bearer KEY`, else UNAUTHENTICATED.
+    A router without API keys sends addresses of workers to callers on its own machine. A gateway marks the calls that it makes for a client
+    on another machine with the metadata `betoken-remote-caller: 1`; they get no addresses.
     """
 
     @staticmethod

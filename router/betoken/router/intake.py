@@ -86,7 +86,8 @@ async def prepare(
     tenant = caller.tenant_of(message.tenant)
     model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
     _check_system(message, router, model, system_fingerprint)
-    check_range("n", message.n or 1, 1, router.settings.max_answers)
+    settings = router.settings
+    check_range("n", message.n or 1, 1, min(settings.max_answers, settings.max_concurrency + settings.max_queue))
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
         check_num_draft_tokens(message.speculation, model, router)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from betoken.common import names
+from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.request_scope import OK, RequestScope
 from betoken.router.round.stats import SpeculationCounts
@@ -20,7 +21,7 @@ from betoken.rpc import telemetry
 class RequestMetrics:
     """Instruments of one router. Make it after telemetry is configured."""
 
-    def __init__(self, admission: Admission, max_tenants: int = 100) -> None:
+    def __init__(self, admission: Admission, max_tenants: int = 100, keys: Keys | None = None) -> None:
         """`max_tenants`: number of distinct tenants; later ones are counted together."""
         self._max_tenants = max_tenants
         self._tenants = {""}
@@ -48,9 +49,13 @@ class RequestMetrics:
         def waiting(_: CallbackOptions) -> Iterable[Observation]:
             return (Observation(admission.num_waiting),)
 
+        def rejected(_: CallbackOptions) -> Iterable[Observation]:
+            return (Observation(keys.num_rejected_files if keys is not None else 0),)
+
         # Up-down counters, since routers' numbers add up and a backend goes by the type.
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_RUNNING, [running])
         meter.create_observable_up_down_counter(names.METRIC_REQUESTS_WAITING, [waiting])
+        meter.create_observable_counter(names.METRIC_REJECTED_KEY_FILES, [rejected])
 
     def ended(self, scope: RequestScope) -> None:
         """Count a request by the status it ended with, record how long it took, and what was done for it.

@@ -36,7 +36,7 @@ class RequestScopes:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._metrics = RequestMetrics(router.admission, router.settings.max_metric_tenants)
+        self._metrics = RequestMetrics(router.admission, router.settings.max_metric_tenants, router.keys)
         self._lines = LineBudget(_MAX_LINES, _LINES_PERIOD_S)
 
     @asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -51,10 +52,12 @@ class GenerationServicer:
             with (
                 self._router.waiting_bytes.hold(request.ByteSize()) as held_bytes,
                 ReplyWriter(context, self._router.settings.max_unread_s) as writer,
+                ExitStack() as stack,
             ):
                 caller = self._keys.caller(context.invocation_metadata())
                 caller.check_tokens()
                 caller.check_input(request)
+                caller.check_answers(request.n)
                 generation = await intake.prepare(
                     request,
                     self._router,
@@ -67,11 +70,12 @@ class GenerationServicer:
                 scope.accepted(generation, drafter)
                 held_bytes.add(_ID_BYTES * (len(generation.prompt_ids) + len(generation.predicted_ids)))
                 further = intake.further_answers(generation, request.n)
+                reserved = stack.enter_context(caller.reserve(_most_tokens(generation, 1 + len(further))))
                 del request  # it may be large, and the answer long
                 turn = asyncio.Lock()
 
                 async def send(index: int, event: Event, own: RequestScope) -> None:
-                    caller.charge(_num_charged(event) if index == 0 or not isinstance(event, Started) else 0)
+                    reserved.use(_num_charged(event) if index == 0 or not isinstance(event, Started) else 0)
                     held_bytes.release()
                     async with turn:
                         await writer.write(self._response(event, index))
@@ -113,6 +117,7 @@ class GenerationServicer:
                 tool_format=router.tokenizer.tool_format,
                 version=__version__,
                 speculation_policies=router.policies.messages(),
+                requires_api_key=self._keys.are_needed,
             )
             if served is not None:
                 _describe(response, served)
@@ -236,6 +241,12 @@ def _finish(event: Finished) -> pb.GenerateFinish:
         time_to_first_token_ns=event.time_to_first_token_ns,
         duration_ns=event.duration_ns,
     )
+
+
+def _most_tokens(generation: GenerationRequest, num_answers: int) -> int:
+    """Largest number of tokens that a request reads and writes."""
+    num_prompt = len(generation.prompt_ids)
+    return num_prompt + num_answers * (generation.max_length - num_prompt - len(generation.resume_ids))
 
 
 def _num_charged(event: Event) -> int:

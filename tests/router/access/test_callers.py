@@ -243,3 +243,20 @@ async def test_without_keys_another_machine_is_reported_no_addresses(
         info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10)
         workers = (*info.verify_workers, *info.draft_workers)
         assert [bool(worker.address) for worker in workers] == [is_own] * 2
+
+
+async def test_requests_at_once_take_no_more_tokens_than_a_key_has(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    path = write(tmp_path / "keys.toml", {ALICE: {"tokens_per_minute": 60}})
+    cluster = await make_cluster(api_keys_file=path)
+    fields: dict[str, Any] = {"prompt_ids": [5, 6, 7], "ignore_eos": True, "max_new_tokens": 40}
+    replies = await asyncio.gather(*(ask(cluster, ALICE, **fields) for _ in range(40)), return_exceptions=True)
+    assert sum(len(reply.ids) for reply in replies if isinstance(reply, Reply)) == 40
+    assert all("tokens a minute" in str(reply) for reply in replies if not isinstance(reply, Reply))
+
+
+async def test_n_above_what_a_key_may_run_and_queue_is_an_invalid_argument(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "keys.toml", {ALICE: {"max_streams": 1, "max_queue": 1}})
+    cluster = await make_cluster(api_keys_file=path)
+    assert isinstance(await refusal(ask(cluster, ALICE, prompt_ids=[5], n=3)), InvalidArgumentError)

@@ -3,9 +3,11 @@
     python -m betoken.bench.soak 10
 
 Two verify workers, a draft worker and the router are killed, stopped and drained at random. Clients cancel, vanish and
-read slowly. Mutants come as calls and as frames. Healthy streams run beside them; each is compared with plain decoding
-from before. The last stdout line is one JSON object. Status 1 when an answer differed or failed, a service answered a
-mutant with a fault of its own, or something is held at the end.
+read slowly, also over HTTP: unfinished bodies, stray bytes, idle connections, wrong entries, unread answers. Mutants
+are sent as calls, as frames and as HTTP requests. Healthy streams over gRPC and HTTP run at the same time, and each
+answer is compared with plain decoding from before. The last stdout line is one JSON object. Status 1 if an answer
+differed or failed, a service failed at a mutant, or memory, descriptors, connections, threads or pages are held at the
+end.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 from betoken.bench.command import exit_status, positive
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.soak.faults import Faults
+from betoken.bench.soak.http_clients import HostileHttp, HttpTraffic
 from betoken.bench.soak.traffic import Traffic
-from betoken.bench.soak.usage import usage
+from betoken.bench.soak.usage import growth, usage
 from betoken.bench.stack import Stack
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import AsyncClient, RetryPolicy
@@ -35,33 +38,40 @@ _TIMEOUT_S = 600.0
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything at once for the minutes asked for, then idle."""
-    config = LocalServicesConfig(options.target, options.draft, num_verify_workers=2, compile="off")
+    config = LocalServicesConfig(options.target, options.draft, num_verify_workers=2, compile="off", http_port=0)
     async with (
         Stack(config) as stack,
         AsyncClient(stack.services.address, retry=_RETRY, timeout_s=_TIMEOUT_S) as client,
     ):
         traffic, faults = await Traffic.begin(client), Faults(stack.services, options.seed)
+        host, port = stack.services.services["gateway"].address.rsplit(":", 1)
+        http, hostile = HttpTraffic(host, int(port), traffic.cases), HostileHttp(host, int(port), options.seed)
+        await hostile.warm_up()
         before, ends, start = await usage(stack.services, stack.client), asyncio.Event(), time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(options.streams):
                 tasks.create_task(traffic.run(options.seed + number, ends))
             tasks.create_task(faults.harm_services(ends))
             tasks.create_task(faults.be_rude(ends))
+            tasks.create_task(http.run(options.seed, ends))
+            tasks.create_task(hostile.run(ends))
             await asyncio.sleep(60 * options.minutes)
             ends.set()
         seconds = time.monotonic() - start
         is_free = await _is_free(stack)
-        after = await usage(stack.services, stack.client)
+        after = await settled_usage(stack, before)
     return {
         "minutes": round(seconds / 60, 2),
-        "answers_compared": traffic.num_compared,
-        "answers_equal": traffic.num_equal,
-        "answers_failed": len(traffic.failures),
-        "failures": traffic.failures[:_NUM_PRINTED],
+        "answers_compared": traffic.num_compared + http.num_compared,
+        "answers_equal": traffic.num_equal + http.num_equal,
+        "answers_failed": len(traffic.failures) + len(http.failures),
+        "failures": (traffic.failures + http.failures)[:_NUM_PRINTED],
+        "http_answers_compared": http.num_compared,
         "streams_resumed": traffic.num_resumes,
-        "faults_injected": sum(faults.counts.values()),
-        "faults": dict(faults.counts.most_common()),
-        "service_faults": faults.found[:_NUM_PRINTED],
+        "faults_injected": sum(faults.counts.values()) + sum(hostile.counts.values()),
+        "faults": dict((faults.counts + hostile.counts).most_common()),
+        "service_faults": (faults.found + hostile.found)[:_NUM_PRINTED],
+        "growth": growth(before, after),
         "everything_free": is_free,
         "start": before,
         "end": after,
@@ -69,6 +79,16 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "hardware": describe_hardware(),
         "versions": describe_versions(),
     }
+
+
+async def settled_usage(stack: Stack, before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the usage once nothing has grown, or after a minute: connections end by their timers."""
+    give_up_at = time.monotonic() + _IDLE_S
+    while time.monotonic() < give_up_at:
+        if not growth(before, await usage(stack.services, stack.client)):
+            break
+        await asyncio.sleep(1.0)
+    return await usage(stack.services, stack.client)
 
 
 async def _is_free(stack: Stack) -> bool:
@@ -86,9 +106,8 @@ async def _is_free(stack: Stack) -> bool:
 def is_well(result: dict[str, Any]) -> bool:
     """Whether nothing was found."""
     all_equal = result["answers_compared"] == result["answers_equal"] > 0
-    return bool(
-        all_equal and not result["answers_failed"] and not result["service_faults"] and result["everything_free"]
-    )
+    found = result["answers_failed"] or result["service_faults"] or result["growth"]
+    return bool(all_equal and not found and result["everything_free"])
 
 
 def _minutes(text: str) -> float:

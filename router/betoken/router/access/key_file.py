@@ -73,9 +73,12 @@ class KeyFile(BaseModel):
             if repeated := [value for value, count in counts.items() if count > 1]:
                 owners = [key.name for key in self.keys if getattr(key, what) == repeated[0]]
                 raise ValueError(f"the keys {' and '.join(owners)} have the same {what}")
-        if unknown := self.tenants.keys() - {key.tenant_name for key in self.keys}:
-            raise ValueError(f"tenants.{min(unknown)}: no key has this tenant")
         return self
+
+    def warnings(self) -> list[str]:
+        """Return what is probably a mistake and changes no key."""
+        unused = self.tenants.keys() - {key.tenant_name for key in self.keys}
+        return [f"tenants.{name}: no key has this tenant" for name in sorted(unused)]
 
 
 def read_key_file(path: Path) -> KeyFile:
@@ -88,6 +91,8 @@ def read_key_file(path: Path) -> KeyFile:
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise FailedPreconditionError(f"{path}: {size} bytes, must be at most {MAX_FILE_BYTES}")
+        if not path.is_file():
+            raise FailedPreconditionError(f"{path} is not a file")
         return KeyFile.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
         raise FailedPreconditionError(f"{path} cannot be read: {error.strerror}") from None
@@ -96,5 +101,7 @@ def read_key_file(path: Path) -> KeyFile:
         place = ".".join(str(part) for part in fault["loc"])
         message = fault["msg"].removeprefix("Value error, ")
         raise FailedPreconditionError(f"{path}: {place}{': ' if place else ''}{message}") from None
+    except RecursionError:
+        raise FailedPreconditionError(f"{path} cannot be read: it is nested too deeply") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise FailedPreconditionError(f"{path} is not TOML: {error}") from None

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from betoken.common import names
 from betoken.common.address import is_own_peer
 from betoken.common.api_key import api_key_of, hash_of
 from betoken.common.errors import BetokenError, PermissionDeniedError, UnauthenticatedError
 from betoken.router.access.key_file import KeyEntry, KeyFile, read_key_file
 from betoken.router.policy.account import Account, Limits
+from betoken.router.policy.reservation import Reservation
 from betoken.v1.generation_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 
 _log = logging.getLogger(__name__)
@@ -65,10 +67,20 @@ class Caller:
                 for field, num_bytes in sizes:
                     account.check_prompt(field, num_bytes)
 
-    def charge(self, num_tokens: int) -> None:
-        """Tokens were read or written for it."""
+    def check_answers(self, num_answers: int) -> None:
+        """Raises:
+        InvalidArgumentError: more answers than ever run or wait at the same time.
+        """
         for account in self.accounts:
-            account.charge(num_tokens)
+            account.check_answers("n", num_answers)
+
+    def reserve(self, num_tokens: int) -> Reservation:
+        """Reserve the most tokens that a request may use.
+
+        Raises:
+            ResourceExhaustedError: too few are left.
+        """
+        return Reservation(self.accounts, num_tokens)
 
 
 ANYBODY = Caller()
@@ -89,6 +101,8 @@ class Keys:
         self._callers: list[tuple[str, Caller]] = []
         self._key_accounts: dict[str, Account] = {}
         self._tenant_accounts: dict[str, Account] = {}
+        self.num_rejected_files = 0
+        """Changed files that were rejected."""
         if path is not None:
             self._state = _state(path)
             self._take(read_key_file(path))
@@ -127,9 +141,10 @@ class Keys:
 
     def exposes_addresses(self, context: Any) -> bool:
         """Whether the caller of a `grpc.aio` context may see addresses and paths: with a key, or if none is
-        needed as a process of this machine."""
+        needed as a process of this machine that does not call for a remote client."""
         if self._path is None:
-            return is_own_peer(context.peer())
+            is_remote = any(name == names.REMOTE_CALLER for name, _ in context.invocation_metadata() or ())
+            return is_own_peer(context.peer()) and not is_remote
         try:
             self.caller(context.invocation_metadata())
         except UnauthenticatedError:
@@ -143,21 +158,24 @@ class Keys:
             await self._follow(self._path)
 
     async def _follow(self, path: Path) -> None:
-        """A file that is gone, or none by now, changes nothing: the keys at hand stay."""
+        """Read the file if it has changed. If it is gone or malformed, the present keys stay."""
         state = await asyncio.to_thread(_state, path)
         if state == self._state:
             return
         self._state = state
         try:
             file = await asyncio.to_thread(read_key_file, path)
-        except BetokenError as error:
-            _log.warning("the API keys at hand stay: %s", error)
+        except Exception as error:  # whatever it holds, the next one must be read
+            self.num_rejected_files += 1
+            _log.warning("the API keys at hand stay: %s", error, exc_info=not isinstance(error, BetokenError))
             return
         self._take(file)
         self._on_change()
         _log.info("%d API keys read from %s", len(file.keys), path)
 
     def _take(self, file: KeyFile) -> None:
+        for warning in file.warnings():
+            _log.warning("%s: %s", self._path, warning)
         tenants = {name: entry.limits() for name, entry in file.tenants.items()}
         by_tenant = {key.tenant_name: tenants.get(key.tenant_name, Limits()) for key in file.keys}
         self._tenant_accounts = _accounts("tenant", by_tenant, self._tenant_accounts)

@@ -72,18 +72,20 @@ class Account:
                 retry_after_s=retry_after_s,
             )
 
-    def check_tokens(self) -> None:
-        """Whether tokens are left. A request that is let in may overdraw them; the next wait until that is made up.
+    def check_tokens(self, num_tokens: int = 1) -> None:
+        """Check whether `num_tokens` are left. A request for more than a minute's tokens needs a full minute's and
+        overdraws them; the next requests wait until that is made up.
 
         Raises:
-            ResourceExhaustedError: none are, with the time until there are.
+            ResourceExhaustedError: they are not, with the time until they are.
         """
         rate = self._limits.tokens_per_minute
         if rate is None:
             return
         self._refill()
-        if self._tokens < 1.0:
-            seconds = max(_MIN_RETRY_AFTER_S, (1.0 - self._tokens) * 60.0 / rate)
+        needed = float(min(num_tokens, rate))
+        if self._tokens < needed:
+            seconds = max(_MIN_RETRY_AFTER_S, (needed - self._tokens) * 60.0 / rate)
             raise ResourceExhaustedError(f"{self.name}: {rate} tokens a minute are used up", retry_after_s=seconds)
 
     def check_prompt(self, field: str, num_bytes: int) -> None:
@@ -96,11 +98,22 @@ class Account:
         if most is not None and num_bytes > most:
             raise InvalidArgumentError(field, f"{num_bytes} bytes", f"must be at most {most} bytes for {self.name}")
 
+    def check_answers(self, field: str, num_answers: int) -> None:
+        """Check whether `num_answers` of one request may run or wait at the same time.
+
+        Raises:
+            InvalidArgumentError: they never may.
+        """
+        streams, queue = self._limits.max_streams, self._limits.max_queue
+        if streams is not None and queue is not None and num_answers > streams + queue:
+            raise InvalidArgumentError(field, num_answers, f"must be at most {streams + queue} for {self.name}")
+
     def charge(self, num_tokens: int) -> None:
-        """Tokens were read or written for it."""
-        if self._limits.tokens_per_minute is not None:
+        """Take tokens that were read or written for it, or are reserved; a negative number gives them back."""
+        rate = self._limits.tokens_per_minute
+        if rate is not None:
             self._refill()
-            self._tokens -= num_tokens
+            self._tokens = min(float(rate), self._tokens - num_tokens)
 
     def _refill(self) -> None:
         now_s = time.monotonic()

@@ -1,4 +1,7 @@
-"""Requests that are a little wrong: mutated JSON, bytes and headers, over a client or as bytes on a socket."""
+"""Mutated HTTP requests: JSON, bytes and headers with small faults, as the bytes that a socket sends.
+
+Knows the gateway's endpoints; sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import json
 import random
 from typing import Any
 
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-CALL_ITEM = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
-THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}], "summary": []}
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "required": ["a"], "additionalProperties": False}
-SEEDS: list[tuple[str, dict[str, Any]]] = [
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_CALL_ITEM = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+_THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}], "summary": []}
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "required": ["a"], "additionalProperties": False}
+_SEEDS: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/completions",
         {"prompt": ["the", "a"], "max_tokens": 3, "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 1, "logprobs": 2}
@@ -29,7 +32,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "/v1/chat/completions",
-        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}], "max_completion_tokens": 3}
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [_CALL]}], "max_completion_tokens": 3}
         | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "auto"},
     ),
     (
@@ -39,14 +42,14 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "/v1/responses",
-        {"input": [CALL_ITEM, {"type": "function_call_output", "call_id": "1", "output": "a"}, THOUGHT]}
-        | {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, "reasoning": {"effort": None}}
+        {"input": [_CALL_ITEM, {"type": "function_call_output", "call_id": "1", "output": "a"}, _THOUGHT]}
+        | {"text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}}, "reasoning": {"effort": None}}
         | {"max_output_tokens": 3, "stream": True, "store": False, "parallel_tool_calls": True},
     ),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": True, "n": 2}
-        | {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}}
+        | {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA, "strict": True}}}
         | {"prediction": {"type": "content", "content": [{"type": "text", "text": "abc"}]}},
     ),
     (
@@ -57,7 +60,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "the", "return_token_strs": True}),
     ("/detokenize", {"tokens": [1, 2, 3]}),
 ]
-JUNK: list[Any] = [
+_JUNK: list[Any] = [
     None,
     True,
     0,
@@ -76,7 +79,7 @@ JUNK: list[Any] = [
     "\x00",
     "\ud800",
 ]
-JUNK += [
+_JUNK += [
     "é" * 300,
     [],
     {},
@@ -91,23 +94,30 @@ JUNK += [
     [[1], "a"],
     float("nan"),
 ]
-HEADERS = ["x-request-id", "traceparent", "authorization", "content-type", "accept", "origin"]
+_HEADERS = ["x-request-id", "traceparent", "authorization", "content-type", "accept", "origin", "host", "expect"]
+_RAW_SHARE = 0.1
+"""Share of requests whose bytes are mutated, too."""
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON value."""
+def request_bytes(chance: random.Random) -> bytes:
+    """Return the next mutated request."""
+    return _mutated_bytes(chance) if chance.random() < _RAW_SHARE else _written(*_mutated(chance))
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every value in a JSON value."""
     found = [path]
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, entry in entries:
-        found += places(entry, (*path, key))
+        found += _paths(entry, (*path, key))
     return found
 
 
-def mutated(chance: random.Random) -> tuple[str, bytes, dict[str, str]]:
-    path, seed = chance.choice(SEEDS)
+def _mutated(chance: random.Random) -> tuple[str, bytes, dict[str, str]]:
+    path, seed = chance.choice(_SEEDS)
     body: Any = copy.deepcopy(seed)
     for _ in range(chance.randint(1, 3)):
-        *above, last = chance.choice(places(body)[1:] or [("prompt",)])
+        *above, last = chance.choice(_paths(body)[1:] or [("prompt",)])
         inner = body
         for key in above:
             inner = inner[key]
@@ -115,23 +125,29 @@ def mutated(chance: random.Random) -> tuple[str, bytes, dict[str, str]]:
         if kind < 0.2 and isinstance(inner, dict):
             inner.pop(last, None)
         elif kind < 0.3 and isinstance(inner, dict):
-            inner[chance.choice(["", "n", "tools", "best_of", "suffix", "é", "model", "stream"])] = chance.choice(JUNK)
+            inner[chance.choice(["", "n", "tools", "best_of", "suffix", "é", "model", "stream"])] = chance.choice(_JUNK)
         else:
-            inner[last] = copy.deepcopy(chance.choice(JUNK))
+            inner[last] = copy.deepcopy(chance.choice(_JUNK))
     data = json.dumps(body).encode()
     if chance.random() < 0.15:
         at = chance.randrange(len(data))
         data = data[:at] + bytes([chance.randrange(256)]) + data[at + chance.randint(0, 2) :]
     headers = {"content-type": "application/json"}
     if chance.random() < 0.2:
-        headers[chance.choice(HEADERS)] = "".join(chance.choices("az09 -_;=/é", k=chance.randint(0, 40))).strip()
+        headers[chance.choice(_HEADERS)] = "".join(chance.choices("az09 -_;=/é", k=chance.randint(0, 40))).strip()
     return path, data, headers
 
 
-def mutated_bytes(chance: random.Random) -> bytes:
-    """A request as it goes over a socket, with bytes and lines changed, left out and doubled."""
-    path, data, headers = mutated(chance)
-    lines = [f"POST {path} HTTP/1.1", "host: a", "connection: close", f"content-length: {len(data)}"]
+def _written(path: str, data: bytes, headers: dict[str, str]) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(data)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + data
+
+
+def _mutated_bytes(chance: random.Random) -> bytes:
+    """Return a request with bytes and lines that are changed, left out and doubled."""
+    path, data, headers = _mutated(chance)
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(data)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if chance.random() < 0.1:
         lines[3] = "transfer-encoding: chunked"
