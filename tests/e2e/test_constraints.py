@@ -203,8 +203,8 @@ async def test_forced_tokens_come_before_another_drafters(folder: Path) -> None:
     async with services(folder, verify_options={"attached_drafters": ("ngram", "grammar")}) as client:
         num_forwards = {}
         for temperature in (0.0, 0.8):
-            plain = await answer(client, PERSON, temperature=temperature, **PLAIN)
-            drafted = await answer(client, PERSON, temperature=temperature, drafter="ngram", num_draft_tokens=6)
+            plain = await answer(client, EVENT, temperature=temperature, **PLAIN)
+            drafted = await answer(client, EVENT, temperature=temperature, drafter="ngram", num_draft_tokens=6)
             assert drafted.output_ids == plain.output_ids
             sources = {token.source for token in drafted.tokens} - {None}
             assert sources == {"grammar", "ngram"}

@@ -93,7 +93,7 @@ def test_a_compiled_one_is_kept() -> None:
 
 
 def test_a_tokenizer_without_grammars_is_refused() -> None:
-    for text, words in (("{}", "no grammars"), ("", "no tokenizer.json")):
+    for text, words in (("{}", "no grammars"), ("", "tokenizer.json is missing")):
         with pytest.raises(FailedPreconditionError, match=words):
             Grammars(text)
 
