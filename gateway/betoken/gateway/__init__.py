@@ -1,4 +1,4 @@
-"""The HTTP door: OpenAI's protocol in front of a router, and a page that shows what speculation does.
+"""The HTTP gateway: OpenAI's protocol in front of a router, and a page that visualises speculation.
 
-A process of its own over the async SDK. Knows no model, no tokenizer and no worker; needs the extra `gateway`.
+A separate process over the async SDK. Knows no model, no tokenizer and no worker; needs the extra `gateway`.
 """

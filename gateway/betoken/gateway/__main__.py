@@ -1,4 +1,4 @@
-"""`python -m betoken.gateway`: options, client, server; then serve until told to stop."""
+"""`python -m betoken.gateway`: options, client, server; then serve until stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def run(settings: GatewaySettings) -> None:
         OSError: a TLS file for the router cannot be read.
     """
     retry = RetryPolicy(max_outage_s=settings.max_outage_s)
-    # It has no key of its own: callers bring theirs. A key in the environment would serve callers without one.
+    # It has no key: callers bring theirs. A key in the environment would serve callers without one.
     client = AsyncClient(
         settings.router, tls=settings.client_tls, retry=retry, timeout_s=settings.request_timeout_s, api_key=""
     )

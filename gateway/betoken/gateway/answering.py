@@ -86,7 +86,7 @@ class Answers(Response):
 
         async def follow(number: int) -> list[Completion]:
             generation, num = asked[number], self._questions[number].num_answers
-            told, is_begun = _Told(form, generation, number * num, num), False
+            told, is_begun = _Reports(form, generation, number * num, num), False
             async with aclosing(aiter(generation)) as pieces:
                 async for piece in pieces:
                     async with turn:
@@ -114,7 +114,7 @@ class Answers(Response):
         await events.end()
 
     async def _learn(self, asked: AsyncGeneration, tokens: Sequence[Any]) -> None:
-        """The bytes that tokens are told by."""
+        """The bytes of reported tokens."""
         await self._learn_names(asked, self._form.ids_needed(asked.prompt_ids, tokens))
 
     async def _learn_names(self, asked: AsyncGeneration, ids: set[int]) -> None:
@@ -123,7 +123,7 @@ class Answers(Response):
             self._form.names = names
 
     async def _learn_prompts(self, asked: Sequence[AsyncGeneration]) -> None:
-        """The prompts' texts, where they are told."""
+        """The prompts' texts, if echoed."""
         if not self._form.echoes:
             return
         texts = []
@@ -135,7 +135,7 @@ class Answers(Response):
         self._form.prompts = texts
 
 
-class _Told:
+class _Reports:
     """The messages so far of the answers to one prompt."""
 
     def __init__(self, form: Form, generation: AsyncGeneration, first: int, num: int) -> None:
@@ -166,7 +166,7 @@ class _Told:
 
 
 class _Events:
-    """A stream of server-sent events. They are held until all prompts' answers have begun: one may yet be refused."""
+    """A stream of server-sent events. Withheld until all prompts' answers have begun: one may still be rejected."""
 
     def __init__(self, send: Send, are_named: bool) -> None:
         self.send = send

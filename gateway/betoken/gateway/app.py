@@ -1,4 +1,4 @@
-"""The application: endpoints, and how faults are told.
+"""The application: endpoints, and error responses.
 
 Knows which body goes to which form; how answers are had and sent is `answering`'s.
 """
@@ -38,7 +38,7 @@ from betoken.gateway.vocabulary import Vocabulary
 
 _FAULTS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused, or a limit is met."},
-    "5XX": {"model": ErrorBody, "description": "Nobody can answer now."},
+    "5XX": {"model": ErrorBody, "description": "No worker is available now."},
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": {"text/event-stream": {}}}}
 _EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
@@ -136,22 +136,22 @@ def gateway_version() -> str:
         return "unknown"
 
 
-def _told(failure: Failure) -> Response:
+def _error_response(failure: Failure) -> Response:
     return JSONResponse(failure.body(), failure.status, failure.headers)
 
 
 async def _refused(request: Request, error: Any) -> Response:
-    return _told(error.failure)
+    return _error_response(error.failure)
 
 
 async def _failed(request: Request, error: Any) -> Response:
-    return _told(failure_of(error))
+    return _error_response(failure_of(error))
 
 
 async def _http(request: Request, error: Any) -> Response:
     place = f"{request.method} {request.url.path}"
-    text = {404: f"there is no {place[:200]}", 405: f"{place[:200]}: the method is another"}.get(
+    text = {404: f"{place[:200]} does not exist", 405: f"{place[:200]}: method not allowed"}.get(
         error.status_code, str(error.detail)
     )
     failure = Failure(error.status_code, text, headers=dict(error.headers or {}))
-    return _told(failure)
+    return _error_response(failure)

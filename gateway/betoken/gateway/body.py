@@ -116,13 +116,13 @@ DrafterSetting: TypeAlias = Annotated[str | int | float, said_as("must be text o
 
 
 class Extension(Body):
-    """Betoken's own: how to speculate, and what to tell."""
+    """Betoken's extension: speculation and reports."""
 
     drafter: str | None = Field(None, description="Name of a drafter, see /v1/models; absent = the router's choice.")
     drafter_settings: Annotated[dict[str, DrafterSetting], at_most(_MAX_DRAFTER_SETTINGS)] | None = Field(
         None, description="Settings of that drafter."
     )
-    num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = as many as pay.")
+    num_draft_tokens: int | None = Field(None, description="Draft tokens per round; absent = adaptive.")
     off: bool | None = Field(None, description="Decode without speculation.")
     mode: Literal["coupled", "rejection", "typical"] | None = Field(None, description="Verification mode.")
     posterior_threshold: float | None = Field(
@@ -140,8 +140,8 @@ class Extension(Body):
     escape_special_tokens: bool | None = Field(
         None, description="Chats: whether names of special tokens in messages are text."
     )
-    provenance: bool = Field(False, description="Whether each token is told with its id and where it came from.")
-    rounds: bool = Field(False, description="Whether the times of each round are told.")
+    provenance: bool = Field(False, description="Whether each token is reported with its id and source.")
+    rounds: bool = Field(False, description="Whether the times of each round are reported.")
 
     def speculation(self) -> Speculation:
         """For the SDK."""
@@ -168,7 +168,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     refused: ClassVar[Refusals] = {"include_obfuscation": ("is not offered: events are as long as they are", (False,))}
-    include_usage: bool = Field(False, description="Whether a last event tells the usage.")
+    include_usage: bool = Field(False, description="Whether a last event reports the usage.")
 
 
 class PredictionPart(Body):
@@ -195,7 +195,7 @@ class GenerationBody(Body):
     """The fields that completions of text and of chats share."""
 
     model: str = Field("", description="Model id; absent = the served one.")
-    n: int = Field(1, ge=1, description="Answers, each with a seed of its own that is told.")
+    n: int = Field(1, ge=1, description="Number of answers, each with its own reported seed.")
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, description="0 = greedy; absent = the model's own default.")
@@ -221,7 +221,7 @@ class GenerationBody(Body):
     def _check_ids(cls, biases: dict[str, float]) -> dict[str, float]:
         for name in biases:
             if not _TOKEN_ID.fullmatch(name):
-                raise ValueError(f"{name[:40]!r} is no token id")
+                raise ValueError(f"{name[:40]!r} is not a token id")
         return biases
 
     @model_validator(mode="after")
@@ -258,5 +258,5 @@ class GenerationBody(Body):
         )
 
     def first_seed(self) -> int:
-        """The seed of the first answer, of which those of the others are made."""
+        """The seed of the first answer, from which the others are derived."""
         return secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**64

@@ -28,7 +28,7 @@ class ChatBody(GenerationBody):
     refused: ClassVar[Refusals] = {
         "audio": ("is not supported: answers are text", ()),
         "modalities": ("must be text alone", (["text"],)),
-        "prompt_logprobs": ("is not supported: completions have echo beside logprobs", ()),
+        "prompt_logprobs": ("is not supported: completions have echo with logprobs", ()),
         "functions": ("is deprecated and not supported: send tools", ([],)),
         "function_call": ("is deprecated and not supported: send tool_choice", ("none",)),
         "web_search_options": ("is not supported: nothing is looked up", ()),
@@ -56,7 +56,7 @@ class ChatBody(GenerationBody):
         "auto", description="none, auto, required, a function by its name, or allowed_tools."
     )
     parallel_tool_calls: bool = Field(True, description="Whether an answer may make several calls.")
-    reasoning_effort: str | None = Field(None, description="Given to the model's template, where that knows it.")
+    reasoning_effort: str | None = Field(None, description="Passed to the model's template, if it supports it.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for that template.")
     continue_final_message: bool = Field(False, description="Whether the answer goes on with the last message.")
 
@@ -73,7 +73,7 @@ class ChatBody(GenerationBody):
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             raise refuse("max_completion_tokens", "is the newer name of max_tokens, which says something else")
         if self.betoken.constraint is not None and self.response_format is not None:
-            raise refuse("response_format", "is a constraint, too, beside betoken.constraint")
+            raise refuse("response_format", "is a constraint, too, together with betoken.constraint")
         check_choice(self.tool_choice, [tool.function for tool in self.tools or ()])
         if self.why_constrained and (self.response_format is not None or self.betoken.constraint is not None):
             raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
@@ -85,7 +85,7 @@ class ChatBody(GenerationBody):
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """Tools that may be called; the model is told of the others, too, unless none may be."""
+        """Callable tools; the model also sees the others, unless none is callable."""
         names = {tool.name for tool in self._choice.among([tool.function for tool in self.tools or ()])}
         return [tool for tool in self.tools or () if tool.function.name in names]
 
@@ -95,7 +95,7 @@ class ChatBody(GenerationBody):
 
     @property
     def why_constrained(self) -> str:
-        """The field that has calls kept by a grammar; empty where none is needed."""
+        """The field that requires a grammar for calls; empty if none is needed."""
         return why_constrained(self._choice, [tool.function for tool in self.callable_tools], self.parallel_tool_calls)
 
     @property
@@ -104,7 +104,7 @@ class ChatBody(GenerationBody):
         return self._choice.mode == "required"
 
     def questions(self, form: ToolFormat | None = None) -> list[Question]:
-        """The one. `form`: how calls are written, where a grammar has to know."""
+        """The constraint. `form`: format of calls, if a grammar needs it."""
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         effort = {} if self.reasoning_effort is None else {_EFFORT: self.reasoning_effort}

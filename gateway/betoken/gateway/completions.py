@@ -32,12 +32,12 @@ class CompletionBody(GenerationBody):
     """The fields of a request."""
 
     refused: ClassVar[Refusals] = {
-        "prompt_logprobs": ("is not supported: echo tells them beside logprobs", ()),
+        "prompt_logprobs": ("is not supported: echo with logprobs reports them", ()),
         "suffix": ("is not supported: nothing is known of what follows the answer", ("",)),
     }
     prompt: Prompts = Field(description="Text or token ids, or a list of either: a choice for each.")
     max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer; may be 0 with echo.")
-    logprobs: int | None = Field(None, description="Likeliest tokens told with each token, 0 to 20.")
+    logprobs: int | None = Field(None, description="Most likely tokens reported with each token, 0 to 20.")
     echo: bool = Field(False, description="Whether the answer begins with the prompt.")
     prediction: Prediction | None = Field(None, description="As chats have it: drafted from; changes no token.")
     best_of: int | None = Field(None, description="Only n: no answer is thrown away.")
@@ -140,9 +140,9 @@ class CompletionForm(Form):
         is_told = self._body.echo and self._body.logprobs is not None
         return ids_of_prompt(asked.prompt_ids, asked.prompt_logprobs) if is_told else set()
 
-    def _of_prompt(self, index: int, told: AsyncGeneration | Completion) -> dict[str, Any]:
+    def _of_prompt(self, index: int, answer: AsyncGeneration | Completion) -> dict[str, Any]:
         text = self.prompts[self.prompt_index(index)]
-        return self._logprobs[index].of_prompt(text, told.prompt_ids, told.prompt_logprobs)
+        return self._logprobs[index].of_prompt(text, answer.prompt_ids, answer.prompt_logprobs)
 
     @staticmethod
     def _event_choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:

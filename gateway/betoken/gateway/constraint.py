@@ -1,4 +1,4 @@
-"""The one place where a request's constraints become the router's; what it knows none for is refused by name.
+"""Converts a request's constraints to the router's; unsupported ones are rejected by name.
 
 What calls of tools have to keep to is mapped by `tool_choice`.
 """
@@ -23,14 +23,14 @@ def format_constraint(given: Mapping[str, Any], *, is_flat: bool = False) -> Map
     kind = given.get("type")
     if kind in ("text", "json_object"):
         if set(given) != {"type"}:
-            raise refuse(min(set(given) - {"type"}), f"is no field of {kind}")
+            raise refuse(min(set(given) - {"type"}), f"is not a field of {kind}")
         return {"json_object": True} if kind == "json_object" else None
     if kind != "json_schema":
         raise refuse("type", "must be text, json_object or json_schema")
     path = "" if is_flat else "json_schema."
     described = {key: value for key, value in given.items() if key != "type"} if is_flat else given.get("json_schema")
     if not is_flat and set(given) != {"type", "json_schema"}:
-        raise refuse("json_schema", "must be there, and nothing beside it")
+        raise refuse("json_schema", "must be the only field")
     if not isinstance(described, Mapping):
         raise refuse("json_schema", "must be an object")
     if unknown := sorted(set(described) - _SCHEMA_FIELDS):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def describe_body(schema: dict[str, Any], refused: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
-    """Makes the schema of a body's fields that of what is taken."""
+    """Replaces the schema of a body's fields by the accepted values."""
     properties = schema.setdefault("properties", {})
     required = schema.get("required", ())
     for name, property_ in properties.items():

@@ -1,6 +1,6 @@
 """The first steps of every request: its id, its trace, its host and key, the limits on bodies and on their number.
 
-Pure ASGI, so that nothing stands between an answer's events and the socket. Knows no endpoint.
+Pure ASGI, without layers between an answer's events and the socket. Knows no endpoint.
 """
 
 from __future__ import annotations

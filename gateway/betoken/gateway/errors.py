@@ -86,7 +86,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every reply that is no answer."""
+    """The body of every error response."""
 
     error: ErrorObject
 
@@ -144,7 +144,7 @@ def _names_any(router_field: str, fields: Sequence[str]) -> bool:
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """Headers that tell when to come back: whole seconds for HTTP, milliseconds for OpenAI's clients."""
+    """Retry delay headers: whole seconds for HTTP, milliseconds for OpenAI's clients."""
     return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 

@@ -22,7 +22,7 @@ class Form(ABC):
     kind: ClassVar[str]
     """`object` of a whole answer."""
     event_kind: ClassVar[str] = ""
-    """`object` of an event, where it is another."""
+    """`object` of an event, if it differs."""
     prefix: ClassVar[str]
     """Prefix of the reply's id."""
     names_events: ClassVar[bool] = False
@@ -33,9 +33,9 @@ class Form(ABC):
     def __init__(self, body: GenerationBody, request_id: str) -> None:
         self.include_usage = body.include_usage
         self.names: Mapping[int, bytes] = {}
-        """Bytes of the ids whose logprobs are told, set before they are."""
+        """Bytes of the ids with reported logprobs, set in advance."""
         self.prompts: Sequence[str] = ()
-        """The prompts' texts, where they are echoed."""
+        """The prompts' texts, if echoed."""
         self._id = f"{self.prefix}-{request_id}"
         self._created = int(time.time())
 
@@ -91,7 +91,7 @@ class Form(ABC):
         return event
 
     def events(self, asked: AsyncGeneration, choice: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        """The events that tell what `opening`, `delta` or `ending` gave."""
+        """The events of `opening`, `delta` or `ending`."""
         return (self.event(asked, choice),)
 
     def last_event(self, answers: Sequence[Completion]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def choice_extension(answer: Completion, has_tokens: bool) -> dict[str, Any]:
 
 
 def piece_extension(piece: Piece, asked: Extension) -> dict[str, Any]:
-    """`choice.betoken` of an event: what is told of its tokens."""
+    """`choice.betoken` of an event: reports on its tokens."""
     told: dict[str, Any] = {}
     if asked.provenance and piece.tokens:
         told["tokens"] = tokens_extension(piece.tokens)
@@ -150,7 +150,7 @@ def piece_extension(piece: Piece, asked: Extension) -> dict[str, Any]:
 
 
 def tokens_extension(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """Each token with where it came from."""
+    """Each token with its source."""
     return [
         {"id": token.id, "text": token.text, "origin": str(token.origin), "source": token.source and str(token.source)}
         for token in tokens

@@ -1,6 +1,6 @@
 """Logprobs in OpenAI's two forms.
 
-A token is told by its own bytes, which half a character has too. Knows no router: bytes of ids are given.
+A token is identified by its bytes, which even half a character has. Knows no router: bytes of ids are given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from betoken.client import Logprobs, Token
 
 _LEAST = -9999.0
-"""What stands for the logarithm of 0, which JSON has no number for; OpenAI's."""
+"""Value for the logarithm of 0, which JSON cannot represent; OpenAI's."""
 
 
 def ids_of(tokens: Iterable[Token]) -> set[int]:
@@ -82,7 +82,7 @@ class TextLogprobs:
         return {self._name(top_id): max(logprob, _LEAST) for top_id, logprob in pairs}
 
     def _name(self, token_id: int) -> str:
-        """Its text; OpenAI's `bytes:\\xe2\\x82` where that is none, so that two tokens never share a name."""
+        """Its text; OpenAI's `bytes:\\xe2\\x82` if it is not text, so that two tokens never share a name."""
         data = self._bytes_of(token_id)
         try:
             return data.decode()
@@ -94,7 +94,7 @@ def prompt_offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
     """Code points of the text before each token, given the bytes of each; within a character, those before that.
 
     A special token may have no text, and the first token a space that the text lacks. A text of ids has U+FFFD where
-    their bytes are no text.
+    their bytes are not text.
     """
     data = text.encode("utf-8", "surrogatepass")
     offsets, place, num_begun = [], 0, 0

@@ -1,6 +1,6 @@
-"""Prometheus metrics: requests of this door, what speculation did for the answers that ended here, workers as seen now.
+"""Prometheus metrics: requests of this gateway, speculation of its finished answers, current workers.
 
-Names are OpenTelemetry's as Prometheus writes them; the four of vLLM's for speculation stand beside ours.
+Names are OpenTelemetry's as Prometheus writes them; vLLM's four for speculation are added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _written(name: str) -> str:
 
 
 class _Family:
-    """Makes metrics of one registry that are told by model."""
+    """Makes metrics of one registry with a model label."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -93,7 +93,7 @@ class Metrics:
         self._answers = family.counter("betoken.answers", "Answers that ended.", "finish_reason")
         self._prompt = family.counter("betoken.prompt_tokens", "Prompt tokens.")
         self._cached = family.counter("betoken.cached_prompt_tokens", "Prompt tokens whose KV was reused.")
-        self._output = family.counter("betoken.output_tokens", "Output tokens by where they came from.", "provenance")
+        self._output = family.counter("betoken.output_tokens", "Output tokens by source.", "provenance")
         self._duration = family.seconds(names.METRIC_REQUEST_DURATION, "Duration of answers, as the router measured.")
         self._first = family.seconds(names.METRIC_TIME_TO_FIRST_TOKEN, "Time to the first token.")
         self._per_token = family.seconds(names.METRIC_TIME_PER_OUTPUT_TOKEN, "Time per token after the first.")
@@ -120,7 +120,7 @@ class Metrics:
         self._speculation.add(model, answer.speculation)
 
     def page(self, info: ModelInfo | None) -> bytes:
-        """All of it as text; without workers where the router could not be asked."""
+        """All metrics as text; without workers if the router does not respond."""
         workers = CollectorRegistry()
         if info is not None:
             workers.register(_Workers(info))
@@ -128,7 +128,7 @@ class Metrics:
 
 
 class _Workers:
-    """Workers as one description of the model tells them."""
+    """Workers from one description of the model."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info

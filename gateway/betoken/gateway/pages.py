@@ -1,4 +1,4 @@
-"""The page at /: plain files beside this one, served with a policy that lets them load nothing from elsewhere.
+"""The page at /: plain files in this folder, served with a policy that lets them load nothing from elsewhere.
 
 Knows names of files; what they do is theirs.
 """

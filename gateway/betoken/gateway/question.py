@@ -23,7 +23,7 @@ class Question:
     model: str = ""
     tenant: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The request's names of fields, by the router's, where they are this endpoint's own."""
+    """The endpoint's names of fields by the router's, if they differ."""
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
@@ -40,7 +40,7 @@ class Question:
             InvalidArgumentError: a value that cannot be sent.
         """
         options: dict[str, Any] = {}
-        if self.add_special_tokens is not None:  # refused beside ids and messages, whatever its value
+        if self.add_special_tokens is not None:  # rejected with ids and messages, for any value
             options["add_special_tokens"] = self.add_special_tokens
         return client.generate(
             self.prompt,

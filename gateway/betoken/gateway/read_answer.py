@@ -1,6 +1,6 @@
 """How tokens are given to a parser: special ones, which leave no text, as the marks that they are.
 
-Knows bytes of ids only where they were asked for before.
+Uses only bytes of ids that were requested before.
 """
 
 from __future__ import annotations

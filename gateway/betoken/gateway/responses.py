@@ -31,12 +31,12 @@ from betoken.gateway.tools import MAX_TOOLS, Function
 _FOREIGN_CALLS: Refusals = {
     "async": ("is not supported: a call has one result", (False,)),
     "caller": ("is not supported: the model alone calls", ()),
-    "namespace": ("is not supported: tools are told apart by name", ()),
+    "namespace": ("is not supported: tools are distinguished by name", ()),
 }
 
 
 class InputText(Body):
-    """A part of a message; those of earlier answers as they came."""
+    """A part of a message; parts of earlier answers are unchanged."""
 
     refused: ClassVar[Refusals] = CACHE_BREAKPOINT
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
@@ -149,8 +149,8 @@ class Reasoning(Body):
     """How much to think."""
 
     refused: ClassVar[Refusals] = {
-        "summary": ("is not supported: thoughts are told whole", ()),
-        "generate_summary": ("is not supported: thoughts are told whole", ()),
+        "summary": ("is not supported: reasoning is returned in full", ()),
+        "generate_summary": ("is not supported: reasoning is returned in full", ()),
         "context": ("is not supported: the template is given all thoughts", ("all_turns",)),
         "mode": ("is not supported: a template knows efforts", ("standard",)),
     }
@@ -158,7 +158,7 @@ class Reasoning(Body):
 
 
 class ResponsesBody(GenerationBody):
-    """What may be asked."""
+    """Fields of a request."""
 
     refused: ClassVar[Refusals] = {
         "previous_response_id": ("is not supported: nothing is stored", ()),
@@ -203,7 +203,7 @@ class ResponsesBody(GenerationBody):
         if self.why_constrained and (self._constraint is not None):
             raise refuse(self.why_constrained, "is kept by a constraint, too, and one answer has one")
         if self.betoken.constraint is not None and self._format is not None:
-            raise refuse("text.format", "is a constraint, too, beside betoken.constraint")
+            raise refuse("text.format", "is a constraint, too, together with betoken.constraint")
         return self
 
     @property
@@ -212,7 +212,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def callable_tools(self) -> list[FlatTool]:
-        """Tools that may be called; the model is told of the others, too, unless none may be."""
+        """Callable tools; the model also sees the others, unless none is callable."""
         names = {tool.name for tool in self._choice.among(self.tools or ())}
         return [tool for tool in self.tools or () if tool.name in names]
 
@@ -222,7 +222,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def why_constrained(self) -> str:
-        """The field that has calls kept by a grammar; empty where none is needed."""
+        """The field that requires a grammar for calls; empty if none is needed."""
         return why_constrained(self._choice, self.callable_tools, self.parallel_tool_calls)
 
     @property
@@ -235,7 +235,7 @@ class ResponsesBody(GenerationBody):
         return self.betoken.constraint if self._format is None else format_constraint(self._format, is_flat=True)
 
     def questions(self, form_of_calls: ToolFormat | None = None) -> list[Question]:
-        """The one. `form_of_calls`: how they are written, where a grammar has to know."""
+        """The constraint. `form_of_calls`: format of calls, if a grammar needs it."""
         constraint = self._constraint
         if why := self.why_constrained:
             form_of_calls = form_of_calls or ToolFormat("", {})

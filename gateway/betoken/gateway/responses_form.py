@@ -92,13 +92,13 @@ class ResponsesForm(Form):
     def _read(self, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
         for token in tokens:
             self._num_reasoning_tokens += self._parser.is_reasoning
-            yield from self._told(self._parser.feed(self._text.feed(token, self.names)))
+            yield from self._events_of(self._parser.feed(self._text.feed(token, self.names)))
 
     def _end(self) -> Iterator[dict[str, Any]]:
-        yield from self._told(self._parser.end())
+        yield from self._events_of(self._parser.end())
         yield from self._close()
 
-    def _told(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    def _events_of(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
         for part in parts:
             match part:
                 case Content(text):

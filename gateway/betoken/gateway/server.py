@@ -29,7 +29,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `serve`, which ends with status 0, and tells when it listens."""
+    """Leaves signals to `serve`, which exits with status 0, and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -1,6 +1,6 @@
 """The gateway's options, each declared once: the command line beats `BETOKEN_*` beats the defaults.
 
-Reads its options as all services do; their use lies elsewhere.
+Reads its options like all services.
 """
 
 from __future__ import annotations

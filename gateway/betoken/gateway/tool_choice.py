@@ -1,4 +1,4 @@
-"""Which tools an answer may or has to call, out of `tool_choice`, and the grammar that sees to it where one is needed.
+"""Callable and required tools by `tool_choice`, and the grammar that enforces them if needed.
 
 Knows a request's fields; what a call looks like is `tool_calls`'s.
 """

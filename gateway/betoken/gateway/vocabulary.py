@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 
 from betoken.client import AsyncClient
 
-_MAX_SYSTEMS = 2  # the one that is being replaced, and the next
+_MAX_SYSTEMS = 2  # the current one, and its replacement
 
 
 class Vocabulary:
