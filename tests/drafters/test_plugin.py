@@ -121,8 +121,8 @@ a_function = lambda: None
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Empty", "is no Drafter: it lacks has_work, open"),
-        ("Half", "is no Drafter: it lacks commit, request, close, step"),
+        ("Empty", "is not a Drafter: it lacks has_work, open"),
+        ("Half", "is not a Drafter: it lacks commit, request, close, step"),
         ("NeedsMore", "cannot be made without arguments"),
         ("a_function", "is no class"),
         ("Missing", "cannot be imported: AttributeError"),
@@ -162,7 +162,7 @@ def test_paths_are_distinguished_from_names():
             ["--drafters", "no_such_package.module:Class"],
             "--drafters = no_such_package.module:Class: cannot be imported",
         ),
-        (["--drafters", "json:JSONDecoder"], "is no Drafter: it lacks"),
+        (["--drafters", "json:JSONDecoder"], "is not a Drafter: it lacks"),
     ],
 )
 def test_the_worker_does_not_start_with_one(arguments, message):

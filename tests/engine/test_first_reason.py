@@ -80,7 +80,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name: str, tmp_path: Path
     save_tiny(tmp_path, "llama")
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
-    assert refusal(tmp_path) == f"{tmp_path / name} is no regular file"
+    assert refusal(tmp_path) == f"{tmp_path / name} is not a regular file"
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "/dev/null"])
@@ -89,7 +89,7 @@ def test_a_device_is_refused(target: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors").symlink_to(target)
-    assert refusal(tmp_path).endswith("model.safetensors is no regular file")
+    assert refusal(tmp_path).endswith("model.safetensors is not a regular file")
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/dev/zero", "x.st", "a/b.safetensors", "", ".", 5, None])

@@ -193,8 +193,8 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     [
         (np.ones(31, np.float32), "31 factors of frequencies, not 32"),
         (np.ones((32, 1), np.float32), r"'rope_freqs.weight', F32 \[32, 1\]: no row of F32"),
-        (np.zeros(32, np.float32), "'rope_freqs.weight': a factor is no finite number above 0"),
-        (np.full(32, np.nan, np.float32), "'rope_freqs.weight': a factor is no finite number above 0"),
+        (np.zeros(32, np.float32), "'rope_freqs.weight': a factor is not a finite number above 0"),
+        (np.full(32, np.nan, np.float32), "'rope_freqs.weight': a factor is not a finite number above 0"),
     ],
 )
 def test_factors_of_frequencies_that_are_none_are_refused(factors: Any, reason: str, tmp_path: Path) -> None:

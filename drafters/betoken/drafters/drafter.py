@@ -42,7 +42,7 @@ class DraftSequence:
     takes_trees: bool = False
     """Whether the target takes trees; as the last request said."""
     terms: DraftTerms | None = None
-    """How long a draft may be for a drafter that can tell how likely its tokens are accepted, instead of the number
+    """Limits of a draft for a drafter that estimates acceptance probabilities, instead of the number
     asked for; as the last request said. None: that number."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
@@ -52,9 +52,9 @@ class DraftSequence:
     is_waiting: bool = False
     """Whether a request of it is unanswered."""
     predicted_ids: Sequence[int] = ()
-    """What the output is expected to be, perhaps with differences; empty = nothing."""
+    """Predicted output, perhaps with differences; empty = none."""
     rules: "SequenceRules | None" = None
-    """What adjusts a model's logits, constraint included; None where no model of the worker asks for it."""
+    """Logits processors, constraint included; None if no model of the worker needs them."""
     has_shared_rules: bool = False
     """Whether `rules` belong to the target's sequence, which commits to them itself."""
     branch: RequestKey | None = None
@@ -90,11 +90,11 @@ class Drafted:
     draft_ids: list[int]
     parents: list[int] | None = None
     """[K] index of each node's parent, -1 = the last committed token, parents before children; None = a chain. Only
-    where the sequence takes trees."""
+    if the sequence supports trees."""
     sources: Sequence[str] | None = None
     """Names of the drafters that proposed the tokens: one for all, or [K]; None = the drafter that was asked."""
     draft_probs: Sequence[SparseProbs] = ()
-    """[K] what each token was sampled from, where the sequence wants it; empty = each was certain."""
+    """[K] distribution of each token, if the sequence needs it; empty = each was certain."""
     num_forwards: int = 0
     """Forwards that chose tokens of this sequence since its last block; prefill excluded."""
 
@@ -107,7 +107,7 @@ class Drafted:
         if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
             raise ValueError("draft_ids: not all are token ids")
         if type(self.num_forwards) is not int or not 0 <= self.num_forwards < MAX_TOKEN_ID:
-            raise ValueError(f"num_forwards: {self.num_forwards!r} is no count")
+            raise ValueError(f"num_forwards: {self.num_forwards!r} is not a count")
         for sparse in self.draft_probs:
             if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
                 raise ValueError("draft_probs: not all are of token ids")
@@ -153,7 +153,7 @@ class Drafter(Protocol):
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         """Queue a draft of at most `num_tokens` after all committed ids; of a tree, that many nodes in all.
 
-        A drafter that can tell how likely its tokens are accepted may go by `sequence.terms` instead.
+        A drafter that estimates acceptance probabilities may use `sequence.terms` instead.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""How a drafter gets the target's hidden states: it names layers, and is told the rows of what the target has decided.
+"""Interface to the target's hidden states: a drafter names layers and receives the rows of committed tokens.
 
 A drafter states `FeatureNeeds` in its `DrafterSpec` and has the method of `FeatureReader`. Only drafters attached to a
 verify worker can. Needs no torch.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpan:
-    """Committed rows of one sequence, told after the `commit` of what the same forward decided."""
+    """Committed rows of one sequence, sent after the `commit` of the same forward."""
 
     sequence: DraftSequence
     first_position: int
     """Position of the first row. The row of position p was computed from `sequence.ids[: p + 1]` and says what follows
-    them; the last told row is that of position len(ids) - 2, whose successor ids[-1] the target has chosen already."""
+    them; the last row belongs to position len(ids) - 2, whose successor ids[-1] the target has chosen already."""
     first_row: int
     """Its place among the features of the call."""
     num_rows: int
@@ -38,10 +38,10 @@ class FeatureReader(Drafter, Protocol):
     """A drafter that reads hidden states.
 
     Rows come once for each forward: prompts in chunks, then what each verdict accepted. They come in the order of their
-    positions without gaps, but for these: the first told position of a sequence is above 0 where pages with a common
+    positions without gaps, but for these: the first received position of a sequence is above 0 if pages with a common
     beginning were taken over (unless `FeatureNeeds.of_whole_text`), or after a fault of the drafter, which is then
-    opened afresh; and after a preemption positions are told again, with the same bits. Rows of drafts that were refused
-    are never told.
+    opened afresh; and after a preemption positions are sent again, with the same bits. Rows of rejected drafts
+    are never sent.
     """
 
     def observe(self, spans: Sequence[FeatureSpan], features: Tensor) -> None:

@@ -20,7 +20,7 @@ class ImmediateDrafter(ABC):
         """Guesses at what follows `sequence.ids`; at most `num_tokens`, none is fine."""
 
     def confidence(self, sequence: DraftSequence) -> int:
-        """A small whole number for how sure a draft would be right now; must be quick to tell.
+        """Confidence of a draft at this moment as a small integer; must be cheap.
 
         `fused` keeps apart what drafts of different numbers bring; the numbers need no order. Without an override all
         drafts are alike.
@@ -45,7 +45,7 @@ class ImmediateDrafter(ABC):
         self._requests.pop(sequence, None)
 
     def step(self) -> list[Drafted]:
-        """Answer every request; one that cannot be answered costs no other sequence anything."""
+        """Answer every request; a failing one does not affect other sequences."""
         requests, self._requests = self._requests, {}
         return [self._answer(sequence, num_tokens) for sequence, num_tokens in requests.items()]
 

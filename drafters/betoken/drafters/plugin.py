@@ -35,7 +35,7 @@ def load_plugin(path: str) -> Drafter:
         raise _refusal(path, "is no class")
     missing = [name for name in _MEMBERS if not hasattr(cls, name)]
     if missing:
-        raise _refusal(path, f"is no Drafter: it lacks {', '.join(missing)}")
+        raise _refusal(path, f"is not a Drafter: it lacks {', '.join(missing)}")
     try:
         return cast("Drafter", cls())
     except (Exception, SystemExit) as error:

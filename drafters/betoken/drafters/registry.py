@@ -60,7 +60,7 @@ def predicting_drafters(names: Sequence[str]) -> list[str]:
 
 def check_drafters(names: Sequence[str], settings: Any) -> None:
     """Raises:
-    ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or a model for nobody.
+    ValueError: a name that is unknown or given twice, a need that `settings` do not meet, or an unused model.
     """
     for name in names:
         if reason := why_not_hosted(name):
@@ -89,10 +89,10 @@ def why_not_hosted(name: str) -> str:
 
 
 def check_attached(names: Sequence[str], settings: Any = None) -> None:
-    """`settings`: those of the verify worker, where they are known.
+    """`settings`: the verify worker's, if known.
 
     Raises:
-        ValueError: a name that no verify worker can attach, one given twice, one that lacks others to choose among, or
+        ValueError: a name that no verify worker can attach, a duplicate, a drafter without others to choose among, or
             a need that `settings` do not meet.
     """
     known = [spec.name for spec in SPECS.values() if spec.can_attach]

@@ -1,6 +1,6 @@
-"""The KV pages of one model among all drafters that run it. Knows page lists; their owners and contents lie elsewhere.
+"""The KV pages of one model among all drafters that run it. Knows page lists, not their owners or contents.
 
-When pages run out, a sequence takes those of younger idle ones, and of older ones only where they have been idle for a
+When pages run out, a sequence takes pages of younger idle ones, and of older ones only if they have been idle for a
 while. Between two drafts all sequences are idle for a moment. Taking turns would cost each its KV every time, and no
 prompt would ever be computed to its end.
 """

@@ -27,7 +27,7 @@ class DrafterContext(Protocol):
 
     @property
     def max_prefill_rows(self) -> int:
-        """Most prompt tokens of a forward beside other sequences."""
+        """Maximum number of prompt tokens in a forward with other sequences."""
         ...
 
     def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
@@ -69,7 +69,7 @@ class Memory:
 
     weight_bytes: int = 0
     page_bytes: int = 0
-    """What it keeps beside each of the target's KV pages."""
+    """Memory per KV page of the target, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,15 @@ class DrafterSpec:
     runs_model: bool = False
     """Whether it needs the packages of models: torch and transformers."""
     is_usual: bool = False
-    """Whether it is hosted where the settings name no drafters and its needs are met."""
+    """Whether it is hosted by default if its needs are met."""
     can_attach: bool = False
     """Whether a verify worker can run it between its forwards: it needs the sequences' ids, and `features`, alone."""
     can_host: bool = True
-    """Whether a draft worker can host it; no, where it reads features."""
+    """Whether a draft worker can host it; not if it reads features."""
     features: FeatureNeeds | None = None
-    """Hidden states of the target that it reads, where it is attached; see `betoken.drafters.features`."""
+    """Hidden states of the target that it reads when attached; see `betoken.drafters.features`."""
     memory: Callable[[Any], Memory] | None = None
-    """Memory that it takes where it is attached, by the worker's settings; None = little."""
+    """Memory when attached, by the worker's settings; None = negligible."""
     num_others: int = 0
     """Other drafters that must be hosted together with it, as it chooses among them."""
     comes_first: bool = False
@@ -143,7 +143,7 @@ class DrafterSpec:
         return own + self.other_sources
 
     def used(self, settings: Any) -> str | None:
-        """The setting that it would use of `needs`; None where none is given or needed."""
+        """The setting of `needs` that it would use; None if none is given or needed."""
         return next((option for option in self.needs if getattr(settings, option)), None)
 
     def is_met_by(self, settings: Any) -> bool:

@@ -22,9 +22,9 @@ CONTEXT_KEYWORD = "betoken_context"
 """Keyword of the model call that carries the context."""
 
 MASKED_WINDOW = "betoken_window"
-"""Field of an attention layer: its window, where the model's code leaves that to a mask."""
+"""Field of an attention layer: its window, if the model's code leaves it to a mask."""
 
-# Keywords that reach an attention function but say nothing about what it computes in a forward of ours.
+# Keywords of an attention function without influence on its result in our forwards.
 _INERT_KEYWORDS = frozenset(
     {
         "dropout",
@@ -72,7 +72,7 @@ class AttentionContext(Protocol):
         ...
 
     def convolve_states(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same for a layer whose earlier inputs lie in rings beside its state."""
+        """Convolve for a layer whose earlier inputs are in rings next to its state."""
         ...
 
     def recur(
@@ -93,12 +93,12 @@ _running = threading.local()
 
 
 def set_context(context: AttentionContext | None) -> None:
-    """What this thread's layers find the batch in, where the keywords of the model's call do not reach them."""
+    """The batch's context for this thread's layers, if the keywords of the model's call do not reach them."""
     _running.context = context
 
 
 def current_context() -> AttentionContext:
-    """What `set_context` was last given on this thread.
+    """The last argument of `set_context` on this thread.
 
     Raises:
         ModelRefusedError: the model is called without a context.
@@ -154,7 +154,7 @@ def register_attention() -> None:
 
 
 class ProbeContext:
-    """Records the shape of every layer's keys and values; attends within the batch as one sequence of its own."""
+    """Records the shape of every layer's keys and values; attends within the batch as one separate sequence."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}
@@ -162,7 +162,7 @@ class ProbeContext:
         self.windows: dict[int, int] = {}
         """Layer -> visible positions, 0 = all."""
         self.states: dict[int, StateShape] = {}
-        """Layer -> what it keeps beside the pages."""
+        """Layer -> its state in addition to the pages."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """Record the layer; the result is of the right shape only."""

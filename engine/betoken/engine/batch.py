@@ -147,7 +147,7 @@ def _check_segment(segment: Segment, index: int, page_size: int) -> None:
 def state_columns(segments: Sequence[Segment], num_waiting: int, page_size: int) -> npt.NDArray[np.int32]:
     """States, applied, first_slots and committed of `StateRows` [4, S]; state 0 for lists that own none.
 
-    A state stops at the last border where it is to be kept, if the tokens behind can wait.
+    A state stops at the last border at which it must be kept, if later tokens can wait.
 
     Raises:
         ValueError: a sequence goes back before what its state has seen, or more than `num_waiting` tokens wait.

@@ -30,7 +30,7 @@ class StepOutput:
     """Logits [L, V] float32 of the rows that asked for them, in the order of the batch."""
     features: Tensor | None = None
     """Hidden states [R, num_layers, H] of `ModelRunner.feature_layers` in the model's dtype, of all rows of the batch;
-    None where no layer is wanted."""
+    None if no layer is requested."""
 
     @classmethod
     def of(cls, results: Sequence[Tensor], num_logits: int, num_rows: int) -> "StepOutput":
@@ -77,7 +77,7 @@ class Forward(Protocol):
         ...
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
-        """Move the KV of accepted tree paths to where chains would lie."""
+        """Move the KV of accepted tree paths to the slots of chains."""
         ...
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
@@ -115,7 +115,7 @@ def call_model(
         **wanted,
         **{CONTEXT_KEYWORD: context},
     )
-    logits: Tensor = output.logits[0].float()  # they are, from a linear layer of ours and what the model scales them by
+    logits: Tensor = output.logits[0].float()  # float32 sums of our linear layer, scaled by the model
     if not feature_layers:
         return (logits,)
     return logits, torch.stack([output.hidden_states[layer][0] for layer in feature_layers], dim=1)

@@ -84,7 +84,7 @@ class ModelThread(Generic[CommandT]):
     async def running(self, watchdog_timeout_s: float) -> AsyncIterator[asyncio.Future[BaseException]]:
         """While what is loaded serves; gives `failure`, for this event loop, and stops the thread at the end.
 
-        A step, with the commands before it, that takes longer than `watchdog_timeout_s` is a failure too. One that
+        A step, with the commands before it, that takes longer than `watchdog_timeout_s` is a failure, too. A step that
         still goes on some seconds after the end is cut off when the process exits, with status 1.
         """
         watchdog = asyncio.create_task(self._watch(watchdog_timeout_s))

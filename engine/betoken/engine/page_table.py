@@ -216,7 +216,7 @@ class PageTable:
         """Re-derive the accounting from every live page list.
 
         Raises:
-            IntegrityError: a page is leaked, free but owned, free twice, its count is wrong, or it is not the one that
+            IntegrityError: a page is leaked, free but owned, free twice, its count is wrong, or it is not the page that
                 is found by its ids; or so for a state or a snapshot.
         """
         counted: Counter[int] = Counter()

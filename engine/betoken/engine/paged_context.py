@@ -1,4 +1,4 @@
-"""The context of one forward by the ops' dispatch, on any device: keys and values in pages, states beside them."""
+"""The context of one forward with dispatched ops, on any device: keys and values in pages, and states."""
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class PagedContext:
         return attention(query, keys, values, self._rows, **scoring._asdict())
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Write the new inputs, then convolve those of each row's path."""
+        """Write the new inputs, then convolve along each row's path."""
         keys = self._pool.keys[layer]
         kv_write(x.unsqueeze(1), x.new_empty(len(x), 1, 0), keys, self._pool.values[layer], self._rows)
         return short_conv(keys.squeeze(2), weight, bias, self._rows)
@@ -62,7 +62,7 @@ class PagedContext:
 
 
 def state_rows_of(batch: Batch, rows: PagedRows, device: torch.device) -> StateRows | None:
-    """The batch's places beside its states; rows of padding after the batch are a sequence of their own, of state 0."""
+    """Slots of the batch's states; padding rows after the batch are a separate sequence with state 0."""
     if batch.state_columns is None:
         return None
     num_sequences = len(rows.page_starts) - 1

@@ -47,7 +47,7 @@ class ModelParts:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the parts."""
         device: torch.device = self._model.device
         return device
 

@@ -48,7 +48,7 @@ class ReferenceForward:
         self._pool = pool
         self._feature_layers = feature_layers
         self._states = states
-        self._scratch_page = scratch_page  # belongs to nobody: padding rows write there
+        self._scratch_page = scratch_page  # scratch: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
         self._block_products: AbstractContextManager[Any] = nullcontext() if is_cuda else BlockProducts()
 

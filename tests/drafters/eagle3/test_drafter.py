@@ -64,7 +64,7 @@ class Rig:
         self.drafter.open(seq)
         return seq
 
-    def tell(self, seqs, first=0, end=None):
+    def send(self, seqs, first=0, end=None):
         """The states of all positions from `first` on, up to `end`, in one call for all sequences."""
         spans, rows, start = [], [], 0
         for seq in seqs:
@@ -80,7 +80,7 @@ class Rig:
         seq.ids.extend(ids)
         seq.output_ids.extend(ids)
         self.drafter.commit(seq, ids)
-        self.tell([seq], first)
+        self.send([seq], first)
 
     def draft(self, seqs, num_tokens):
         for seq in seqs:
@@ -128,7 +128,7 @@ def test_drafts_equal_the_literal_ones_after_every_verdict(target, flags, branch
     shape = tiny_shape(hidden_size=64, state_layers=STATES, **dict.fromkeys(flags, True))
     rig = Rig(target, shape, max_branches=branches, max_depth=4)
     seq = rig.open(ids_of(1, 9), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     for accepted in ([7], [3, 4, 5, 6], [9, 9]):
         (drafted,) = rig.draft([seq], 7)
         assert_is_literal(rig, seq, drafted, 7, branches, 4)
@@ -140,7 +140,7 @@ def test_drafts_equal_the_literal_ones_after_every_verdict(target, flags, branch
 def test_sequences_of_one_batch_draft_what_they_would_alone(target):
     rig = Rig(target, max_branches=3, max_depth=4, max_rows=16)
     seqs = [rig.open(ids_of(seed, 5 + 9 * seed), takes_trees=True) for seed in range(3)]
-    rig.tell(seqs)
+    rig.send(seqs)
     for seq, drafted in zip(seqs, rig.draft(seqs, 7), strict=True):
         assert_is_literal(rig, seq, drafted, 7, 3, 4)
 
@@ -149,7 +149,7 @@ def test_a_long_prompt_is_taken_in_while_it_comes(target):
     rig = Rig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=48)
     seq = rig.open(ids_of(5, 200), takes_trees=True)
     for first in range(0, 199, 70):
-        rig.tell([seq], first, min(first + 70, 199))
+        rig.send([seq], first, min(first + 70, 199))
         assert rig.drafter.has_work == (first + 70 <= 199)
         assert rig.drafter.step() == []
     (drafted,) = rig.draft([seq], 5)
@@ -161,7 +161,7 @@ def test_without_the_last_states_nothing_is_drafted(target):
     seq = rig.open(ids_of(6, 12), takes_trees=True)
     (drafted,) = rig.draft([seq], 5)
     assert drafted.draft_ids == []
-    rig.tell([seq], 0, 10)
+    rig.send([seq], 0, 10)
     (drafted,) = rig.draft([seq], 5)
     assert drafted.draft_ids == []
 
@@ -169,7 +169,7 @@ def test_without_the_last_states_nothing_is_drafted(target):
 def test_a_draft_that_went_nowhere_is_made_again(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(7, 12), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     first, again = (rig.draft([seq], 5)[0] for _ in range(2))
     assert first.draft_ids == again.draft_ids and first.parents == again.parents
 
@@ -178,9 +178,9 @@ def test_states_that_are_reported_again_change_nothing(target):
     """As after a preemption."""
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(8, 30), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     rig.draft([seq], 5)
-    rig.tell([seq], 16)
+    rig.send([seq], 16)
     (drafted,) = rig.draft([seq], 5)
     assert_is_literal(rig, seq, drafted, 5, 2, 3)
 
@@ -189,7 +189,7 @@ def test_states_may_be_missing_at_the_beginning(target):
     """The target took over pages that others had computed: the draft is that of the text that is known."""
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(9, 30), takes_trees=True)
-    rig.tell([seq], 12)
+    rig.send([seq], 12)
     (drafted,) = rig.draft([seq], 5)
     assert_is_literal(rig, seq, drafted, 5, 2, 3, first=12)
 
@@ -198,11 +198,11 @@ def test_a_text_that_begins_like_another_takes_over_what_that_left(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     begin = ids_of(10, 24)
     first = rig.open([*begin, 5, 6], takes_trees=True)
-    rig.tell([first])
+    rig.send([first])
     rig.draft([first], 5)
     rig.drafter.close(first)
     second = rig.open([*begin, 7, 8, 9], takes_trees=True)
-    rig.tell([second], 20)  # as far as the target's own pages reach
+    rig.send([second], 20)  # as far as the target's own pages reach
     (drafted,) = rig.draft([second], 5)
     assert_is_literal(rig, second, drafted, 5, 2, 3)
     assert rig.table.num_free < rig.table.num_pages
@@ -213,11 +213,11 @@ def test_a_text_that_begins_otherwise_takes_over_nothing(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     rest = ids_of(11, 24)
     first = rig.open([1, *rest], takes_trees=True)
-    rig.tell([first])
+    rig.send([first])
     rig.draft([first], 5)
     rig.drafter.close(first)
     second = rig.open([2, *rest], takes_trees=True)
-    rig.tell([second])
+    rig.send([second])
     (drafted,) = rig.draft([second], 5)
     assert_is_literal(rig, second, drafted, 5, 2, 3)
 
@@ -226,18 +226,18 @@ def test_a_hole_between_known_and_reported_states_is_skipped(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     begin = ids_of(12, 40)
     first = rig.open(begin[:14], takes_trees=True)
-    rig.tell([first])
+    rig.send([first])
     rig.draft([first], 5)
     rig.drafter.close(first)
     second = rig.open(begin, takes_trees=True)
-    rig.tell([second], 20)
+    rig.send([second], 20)
     (drafted,) = rig.draft([second], 5)
     assert len(drafted.draft_ids) == 5
     rig.commit(second, [3, 4])
     assert len(rig.draft([second], 5)[0].draft_ids) == 5
     rig.drafter.close(second)
     third = rig.open(begin, takes_trees=True)  # nothing of the text with the hole was left for it
-    rig.tell([third])
+    rig.send([third])
     (drafted,) = rig.draft([third], 5)
     assert_is_literal(rig, third, drafted, 5, 2, 3)
 
@@ -245,7 +245,7 @@ def test_a_hole_between_known_and_reported_states_is_skipped(target):
 def test_a_sequence_without_pages_goes_without_a_draft_and_comes_back(target):
     rig = Rig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)  # 36 slots
     old, young = (rig.open(ids_of(seed, 20), takes_trees=True) for seed in (13, 14))
-    rig.tell([old, young])
+    rig.send([old, young])
     drafted = rig.draft([old, young], 3)
     assert [len(answer.draft_ids) for answer in drafted] == [3, 0]
     rig.drafter.close(old)
@@ -257,9 +257,9 @@ def test_a_sequence_without_pages_goes_without_a_draft_and_comes_back(target):
 def test_an_old_sequence_takes_the_pages_of_a_young_idle_one(target):
     rig = Rig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)
     old, young = (rig.open(ids_of(seed, 20), takes_trees=True) for seed in (15, 16))
-    rig.tell([young])
+    rig.send([young])
     assert len(rig.draft([young], 3)[0].draft_ids) == 3
-    rig.tell([old])
+    rig.send([old])
     (answer,) = rig.draft([old], 3)
     assert_is_literal(rig, old, answer, 3, 1, 3)
 
@@ -267,7 +267,7 @@ def test_an_old_sequence_takes_the_pages_of_a_young_idle_one(target):
 def test_closing_gives_all_pages_back(target):
     rig = Rig(target)
     seq = rig.open(ids_of(17, 30), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     rig.draft([seq], 5)
     rig.drafter.close(seq)
     assert rig.table.num_free == rig.table.num_pages
@@ -277,7 +277,7 @@ def test_closing_gives_all_pages_back(target):
 def test_a_fault_leaves_the_accounting_right(target, monkeypatch):
     rig = Rig(target)
     seq = rig.open(ids_of(18, 30), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     monkeypatch.setattr(rig.drafter, "_forward", lambda batch, hidden: 1 / 0)
     rig.drafter.request(seq, 5)
     with pytest.raises(ZeroDivisionError):
@@ -290,18 +290,18 @@ def test_a_fault_leaves_the_accounting_right(target, monkeypatch):
 def test_nothing_follows_the_end_of_an_answer(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(19, 12))
-    rig.tell([seq])
+    rig.send([seq])
     ids = rig.draft([seq], 6)[0].draft_ids
     params = SamplingParams(temperature=0.0, eos_token_ids=(ids[2],))
     ending = rig.open(ids_of(19, 12), params)
-    rig.tell([ending])
+    rig.send([ending])
     assert rig.draft([ending], 6)[0].draft_ids == ids[: ids.index(ids[2]) + 1]
 
 
 def test_chains_only_where_the_target_takes_no_trees(target):
     rig = Rig(target, max_branches=4, max_depth=4)
     seq = rig.open(ids_of(20, 12), takes_trees=False)
-    rig.tell([seq])
+    rig.send([seq])
     (drafted,) = rig.draft([seq], 4)
     assert drafted.parents is None and len(drafted.draft_ids) == 4
 
@@ -310,7 +310,7 @@ def test_chains_only_where_the_target_takes_no_trees(target):
 def test_under_terms_no_token_is_proposed_that_does_not_pay(target, branches):
     rig = Rig(target, max_branches=branches, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     scored = rig.literal(seq.ids).tree(30, branches, 6)
     probs = dict(zip(paths_of(scored[0], scored[1]), torch.tensor(scored[2]).exp().tolist(), strict=True))
     price = sorted(probs.values())[-3] - 1e-6
@@ -324,7 +324,7 @@ def test_under_terms_no_token_is_proposed_that_does_not_pay(target, branches):
 def test_under_terms_no_pass_is_made_that_does_not_pay(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
-    rig.tell([seq])
+    rig.send([seq])
     seq.terms = DraftTerms(6, 0.0)
     assert len(rig.draft([seq], 6)[0].draft_ids) == 6
     rig.drafter._price.add_pass(10**9)
@@ -339,7 +339,7 @@ def test_under_terms_no_pass_is_made_that_does_not_pay(target):
 def test_what_is_accepted_teaches_what_shares_are_worth(target):
     rig = Rig(target, max_branches=1, max_depth=4)
     seq = rig.open(ids_of(22, 12))
-    rig.tell([seq])
+    rig.send([seq])
     before = rig.drafter._calibration.exponent
     rig.commit(seq, [*rig.draft([seq], 4)[0].draft_ids, 7])
     assert rig.drafter._calibration.exponent < before
@@ -348,7 +348,7 @@ def test_what_is_accepted_teaches_what_shares_are_worth(target):
 def test_settings_of_a_sequence_are_read_and_refused_by_name(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(23, 12), takes_trees=True, settings={"max_branches": "3", "max_depth": "2"})
-    rig.tell([seq])
+    rig.send([seq])
     (drafted,) = rig.draft([seq], 9)
     assert_is_literal(rig, seq, drafted, 9, 3, 2)
     with pytest.raises(InvalidArgumentError, match="max_branches"):
@@ -377,7 +377,7 @@ def test_under_sampling_the_first_child_is_what_the_target_would_choose_of_the_s
     for seed in range(20):
         params = SamplingParams(temperature=0.9, seed=seed, **fields)
         seq = rig.open(ids_of(seed, 9), params, takes_trees=True)
-        rig.tell([seq])
+        rig.send([seq])
         (drafted,) = rig.draft([seq], 3)
         group = SampleGroup(params, seq.prompt_ids, seq.output_ids, ())
         expected = choose_tokens(likelihoods(rig, seq.ids, params), [group]).token_ids
@@ -388,7 +388,7 @@ def test_under_sampling_the_first_child_is_what_the_target_would_choose_of_the_s
 def test_for_rejection_tokens_come_with_what_they_were_sampled_from(target):
     rig = Rig(target, max_branches=3, max_depth=3)
     seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, draft_affects_output=True)
-    rig.tell([seq])
+    rig.send([seq])
     (drafted,) = rig.draft([seq], 3)
     assert drafted.parents is None and len(drafted.draft_probs) == len(drafted.draft_ids) == 3
     shares = (likelihoods(rig, seq.ids, SAMPLED)[0] / 0.9).softmax(-1)
@@ -405,7 +405,7 @@ def test_tokens_for_rejection_are_distributed_as_they_say(target):
         params = SamplingParams(temperature=0.9, top_k=8, seed=seed)
         seq = rig.open(ids_of(31, 9), params, wants_probs=True, draft_affects_output=True)
         if seed == 0:
-            rig.tell([seq])
+            rig.send([seq])
             rows = rig.states_of(seq.ids)[:-1]
         else:
             rig.drafter.observe([FeatureSpan(seq, 0, 0, 8)], rows)

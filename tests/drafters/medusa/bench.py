@@ -37,7 +37,7 @@ class Bench:
         self.drafter.open(sequence)
         return sequence
 
-    def tell(self, sequences: list[DraftSequence]) -> None:
+    def send(self, sequences: list[DraftSequence]) -> None:
         """The states up to the last token but one; only the last of them is the sequence's own."""
         rows, spans = [], []
         for sequence in sequences:

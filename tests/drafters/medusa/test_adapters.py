@@ -90,7 +90,7 @@ def test_unknown_and_foreign_ones_and_files_are_refused_by_name(folder: Path, ta
     (folder / "b" / "config.json").unlink()
     os.mkfifo(folder / "b" / "config.json")
     store.acquire("a")
-    with pytest.raises(InvalidArgumentError, match="config.json is no regular file"):
+    with pytest.raises(InvalidArgumentError, match="config.json is not a regular file"):
         store.acquire("b")
     with pytest.raises(InvalidArgumentError, match="must be absent, as this worker has no --adapter-dir"):
         AdapterStore(None, target, 2).acquire("a")
@@ -102,7 +102,7 @@ def test_others_draft_while_an_adapter_is_read(folder: Path, target: ModelRunner
     own = Adapter("", layout, MedusaHeads(layout, target.parts))
     bench = Bench(MedusaDrafter(own, store, VOCAB))
     waiting, other = bench.open(1, settings={"adapter": "a"}), bench.open(2)
-    bench.tell([waiting, other])
+    bench.send([waiting, other])
     first, second = bench.draft((waiting, 6), (other, 6))
     assert first.draft_ids == [] and second.draft_ids
     assert all(name.startswith("medusa-adapters") for name in slow.threads)
@@ -119,7 +119,7 @@ def test_tokens_that_depend_on_drafts_wait_for_the_adapter(
 ) -> None:
     bench = Bench(MedusaDrafter(None, AdapterStore(folder, target, 2), VOCAB))
     sequence = bench.open(1, draft_affects_output=True, settings={"adapter": "a"})
-    bench.tell([sequence])
+    bench.send([sequence])
     bench.drafter.request(sequence, 6)
     for _ in range(5):
         assert bench.drafter.step() == [] and bench.drafter.has_work
@@ -163,7 +163,7 @@ def test_adapters_of_several_shapes_draft_in_one_step(folder: Path, target: Mode
     sequences = [bench.open(n, settings={"adapter": name}) for n, name in enumerate("abda")]
     plain = bench.open(9)
     settle(store, *(entry.adapter for entry in bench.drafter._sequences.values() if entry.adapter is not None))
-    bench.tell([*sequences, plain])
+    bench.send([*sequences, plain])
     together = bench.draft(*((sequence, 9) for sequence in (*sequences, plain)))
     assert together[-1].draft_ids == [], "without heads of its own"
     for sequence, one in zip(sequences, together, strict=False):
@@ -189,13 +189,13 @@ def test_a_file_that_ends_while_it_is_read_costs_its_own_drafts(folder: Path, ta
     while not store._known["a"].is_broken:
         assert time.monotonic() < end
         store.look_after()
-    bench.tell([good, bad])
+    bench.send([good, bad])
     first, second = bench.draft((good, 6), (bad, 6))
     assert first.draft_ids and second.draft_ids == []
     file.write_bytes(content)
     mended = bench.open(3, settings={"adapter": "a"})
     settle(store, store._known["a"])
-    bench.tell([mended])
+    bench.send([mended])
     assert bench.draft((mended, 6))[0].draft_ids, "a new sequence reads it anew"
     for sequence in (good, bad, mended):
         bench.drafter.close(sequence)

@@ -78,7 +78,7 @@ def test_a_batchs_trees_and_chains_are_those_of_the_definition(
     trees = [bench.open(n, length=9 + n, temperature=temperature) for n in range(1, 4)]
     chain = bench.open(9, temperature=temperature, takes_trees=False)
     narrow = bench.open(10, temperature=temperature, settings={"max_branches": "2", "max_depth": "2"})
-    bench.tell([*trees, chain, narrow])
+    bench.send([*trees, chain, narrow])
     drafted = bench.draft(*((sequence, num_nodes) for sequence in (*trees, chain, narrow)))
     for sequence, one in zip(trees, drafted, strict=False):
         guesses = literal_guesses(heads, sequence, bench.states[sequence])
@@ -94,7 +94,7 @@ def test_a_batchs_trees_and_chains_are_those_of_the_definition(
 def test_a_sequence_alone_gets_the_draft_it_gets_among_others(drafter: MedusaDrafter) -> None:
     bench = Bench(drafter)
     sequences = [bench.open(n, temperature=0.8) for n in range(7)]
-    bench.tell(sequences)
+    bench.send(sequences)
     together = bench.draft(*((sequence, 12) for sequence in sequences))
     for sequence, one in zip(sequences, together, strict=True):
         (alone,) = bench.draft((sequence, 12))
@@ -104,7 +104,7 @@ def test_a_sequence_alone_gets_the_draft_it_gets_among_others(drafter: MedusaDra
 def test_paths_of_ranks_are_of_the_perturbed_order(heads: RandomHeads, drafter: MedusaDrafter) -> None:
     bench = Bench(drafter)
     sequence = bench.open(1, temperature=0.9, settings={"tree": "[[0], [3], [3, 1], [3, 1, 2], [0, 0]]"})
-    bench.tell([sequence])
+    bench.send([sequence])
     (drafted,) = bench.draft((sequence, 99))
     first, second, third = literal_guesses(heads, sequence, bench.states[sequence])
     expected = [(0,), (3,), (3, 1), (3, 1, 2), (0, 0)]
@@ -122,7 +122,7 @@ def test_where_tokens_depend_on_drafts_these_are_the_likeliest_and_wait_for_the_
         1, temperature=0.8, draft_affects_output=True, wants_probs=not is_typical, takes_trees=is_typical
     )
     greedy = bench.open(1, temperature=0.0)
-    bench.tell([sequence, greedy])
+    bench.send([sequence, greedy])
     drafter.observe([FeatureSpan(sequence, len(sequence.ids) - 2, 0, 1)], bench.states[greedy][None, None])
     first, second = bench.draft((sequence, 6), (greedy, 6))
     if is_typical:
@@ -132,7 +132,7 @@ def test_where_tokens_depend_on_drafts_these_are_the_likeliest_and_wait_for_the_
     fresh = bench.open(2, draft_affects_output=True)
     fresh.ids.pop()
     fresh.output_ids.clear()
-    bench.tell([fresh])
+    bench.send([fresh])
     assert bench.draft((fresh, 6))[0].draft_ids == []
 
 
@@ -140,11 +140,11 @@ def test_without_the_row_of_the_last_decided_token_there_is_no_draft(drafter: Me
     bench = Bench(drafter)
     sequence = bench.open(1)
     assert bench.draft((sequence, 6))[0].draft_ids == []
-    bench.tell([sequence])
+    bench.send([sequence])
     assert bench.draft((sequence, 6))[0].draft_ids
     bench.commit(sequence, [7, 8])
     assert bench.draft((sequence, 6))[0].draft_ids == [], "the state is of the token before"
-    bench.tell([sequence])
+    bench.send([sequence])
     assert bench.draft((sequence, 6))[0].draft_ids
 
 
@@ -152,7 +152,7 @@ def test_a_draft_ends_with_the_answer_and_with_the_longest_sequence(drafter: Med
     bench = Bench(drafter)
     short = bench.open(1, max_length=12)
     ending = bench.open(2, ignore_eos=False, logit_bias=((0, 100.0),))
-    bench.tell([short, ending])
+    bench.send([short, ending])
     for one, num_tokens in zip(bench.draft((short, 50), (ending, 50)), (2, 1), strict=True):
         assert max(map(len, paths_of(one))) == num_tokens or one.sequence is ending
     (drafted,) = bench.draft((ending, 1))
@@ -170,7 +170,7 @@ def test_what_is_accepted_calibrates_each_head_and_the_price_cuts_the_tree(
     own = drafter._own
     assert own is not None
     for _ in range(200):
-        bench.tell([sequence])
+        bench.send([sequence])
         (drafted,) = bench.draft((sequence, 8))
         best = next(path for path in paths_of(drafted) if len(path) == 1)
         wrong = next(
@@ -184,7 +184,7 @@ def test_what_is_accepted_calibrates_each_head_and_the_price_cuts_the_tree(
     assert own.calibrations[0].exponent < 1.0 < own.calibrations[1].exponent
     assert own.calibrations[2].exponent == 1.0, "never reached"
     fresh = bench.open(2)
-    bench.tell([fresh])
+    bench.send([fresh])
     guesses = literal_guesses(heads, fresh, bench.states[fresh])
     exponents = [one.exponent for one in own.calibrations]
     scored = [[(v, e * share) for v, share in head] for head, e in zip(guesses, exponents, strict=True)]

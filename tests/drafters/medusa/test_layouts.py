@@ -110,11 +110,11 @@ def break_file(directory: Path, fault: str) -> None:
     ("fault", "message"),
     [
         ("gap", "head 1 of 3 lacks the weight of its block 0"),
-        ("unknown", "extra.weight is no part"),
+        ("unknown", "extra.weight is not a part"),
         ("quantized", "0.0.linear.weight is quantized"),
         ("half an output", "3 heads have 2 output layers"),
         ("half a bias", "some blocks have a bias"),
-        ("empty", "there are no heads"),
+        ("empty", "no heads found"),
         ("cut", "medusa_lm_head.safetensors is not a safetensors file, or cut off"),
         ("gone", "there is none of medusa_lm_head.safetensors, medusa_lm_head.pt"),
         ("config", "config.json: must be an object"),

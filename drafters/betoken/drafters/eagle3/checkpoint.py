@@ -1,4 +1,4 @@
-"""Reads a draft layer from a directory in SafeAILab's layout, SpecForge's or that of speculators.
+"""Reads a draft layer from a directory in the layout of SafeAILab, SpecForge or speculators.
 
 A layer of another width, vocabulary or base than the target's is refused by name, as is a file that holds too little or
 too much. Knows files and names, not how a layer is run.
@@ -44,7 +44,7 @@ class LoadedLayer:
 
     layer: Eagle3Layer | Eagle1Layer
     embedding: Tensor | None
-    """[V, H] its own embeddings; None where it uses the target's."""
+    """[V, H] its own embeddings; None if it uses the target's."""
     state_layers: tuple[int, ...]
     """The target states it reads; see `EagleShape.states_of`."""
 
@@ -58,7 +58,7 @@ def read_shape_of(directory: Path) -> EagleShape:
     """The shape of the layer in a directory; of its weights only names are read.
 
     Raises:
-        ModelRefusedError: it is no such directory, with the reason.
+        ModelRefusedError: it is not such a directory, with the reason.
     """
     config = _read_json(directory / "config.json")
     return read_shape(config, _version({name for path in weight_files(directory) for name in open_tensors(path)}))
@@ -68,7 +68,7 @@ def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
     """The shape and the tensors by SafeAILab's names.
 
     Raises:
-        ModelRefusedError: it is no such directory, with the reason.
+        ModelRefusedError: it is not such a directory, with the reason.
     """
     config = _read_json(directory / "config.json")
     stored = {name: tensor for path in weight_files(directory) for name, tensor in open_tensors(path).items()}

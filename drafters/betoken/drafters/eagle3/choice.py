@@ -1,6 +1,6 @@
 """Continuations of rows of the draft layer's scores, in the target's ids and under the request's rules.
 
-Scores are of the draft's own ids. Noise, filters, penalties and grammars are told by the target's, so scores are first
+Scores are of the draft's own ids. Noise, filters, penalties and grammars use the target's ids, so scores are first
 laid out over those. Knows rows, not trees.
 """
 
@@ -53,7 +53,7 @@ class Chooser:
         return sample_drafts(self._lay_out(scores), groups)
 
     def _lay_out(self, scores: Tensor) -> Tensor:
-        """[L, Vd] -> [L, V], -inf where the draft knows no id."""
+        """[L, Vd] -> [L, V], -inf for ids unknown to the draft."""
         if self._is_whole:
             return scores.contiguous()
         return scores.new_full((len(scores), self._vocab_size), -torch.inf).index_copy_(1, self._target_ids, scores)

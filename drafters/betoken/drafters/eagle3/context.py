@@ -1,9 +1,9 @@
 """The part of one sequence that a draft layer has taken in: KV of true states by slot, and states that are still to be
 taken in.
 
-The state of position p and the token of position p + 1 make one row. Where all states of a text were told, slot p holds
-that row. States are missing where the target took over pages that others had computed: the row of a later position then
-follows the last known one, as if what lies between were not there; angles tell distances, and are off by the hole.
+The state of position p and the token of position p + 1 make one row. If all states of a text are known, slot p holds
+that row. States are missing if the target reused cached pages: the row of a later position then
+follows the last known one, as if the missing ones did not exist; rotations encode distances and are off by the hole.
 Knows ids, slots and tensors; not the layer, and no drafts.
 """
 
@@ -45,7 +45,7 @@ class LayerContext:
 
     @property
     def is_current(self) -> bool:
-        """Whether the states of all positions but the last id's, which no forward has read yet, are told."""
+        """Whether the states of all positions except the last id's, which no forward has read yet, are known."""
         has_rows = self.num_pending > 0 or self._last is not None
         return has_rows and self._next_position == len(self.ids) - 1
 
@@ -54,8 +54,8 @@ class LayerContext:
         """Slots that hold true states once all is taken in."""
         return self.num_known + self.num_pending
 
-    def tell(self, first_position: int, hidden: Tensor) -> None:
-        """Fused states [n, H] of positions from `first_position` on; those that are known are passed over."""
+    def add_states(self, first_position: int, hidden: Tensor) -> None:
+        """Fused states [n, H] of positions from `first_position` on; known ones are skipped."""
         if self.num_rows == 0:
             self._find_pages()
         skipped = max(0, self._next_position - first_position)
@@ -91,7 +91,7 @@ class LayerContext:
             self._num_published = num_full
 
     def forget(self) -> None:
-        """Give the pages back; what is told next is the beginning."""
+        """Free the pages; the next states start a new context."""
         if self.page_ids:
             self.table.release(self.page_ids)
         self.page_ids, self._pending, self._last = [], [], None
@@ -109,7 +109,7 @@ class LayerContext:
         self.num_known = len(self.page_ids) * size
 
     def _keys(self, num_slots: int) -> list[int]:
-        """What the KV of each of the first slots was made of, beyond what is before it: the next token, and in the
+        """Inputs of the KV of each of the first slots, beyond the preceding ones: the next token, and in the
         first slot the first token, too."""
         if num_slots < 1:
             return []

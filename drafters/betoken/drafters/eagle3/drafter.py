@@ -1,6 +1,6 @@
 """A layer of the EAGLE family as attached drafter: it reads the target's states and drafts trees or chains.
 
-After each verdict the layer takes in the accepted positions with their true states; KV that it made of its own output
+After each verdict the layer processes the accepted positions with their true states; KV made from its own output
 while drafting is overwritten. One pass serves all drafting sequences: first their new positions, then a level of each
 one's tree after the other. Knows no target, no links and no forwards of the target's.
 Source: Li et al., EAGLE-3, arXiv:2503.01840, and EAGLE-2, arXiv:2406.16858.
@@ -31,7 +31,7 @@ from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.batch import Segment, build_batch
 
 SOURCE = "eagle3"
-"""Name that its tokens are credited to: that of its spec."""
+"""Source name of its tokens: its spec's name."""
 
 _MANY_ROWS = 64
 """A sequence with so many rows to take in is given a pass though it does not draft: a long prompt comes in chunks."""
@@ -50,11 +50,11 @@ class EagleDrafter:
         settings: EagleSettings | None = None,
     ) -> None:
         """Args:
-        pages: those of the layer's cache.
-        state_columns: places of the layer's states among the features it is told, in the layer's order.
+        pages: pages of the layer's cache.
+        state_columns: indices of the layer's states among the received features, in the layer's order.
         vocab_size: ids of the target.
         max_rows: most rows of a pass.
-        settings: those of sequences that have none of their own.
+        settings: defaults of sequences without their own.
         """
         self._forward, self._pages, self._max_rows = forward, pages, max_rows
         self._columns = list(state_columns)
@@ -81,7 +81,7 @@ class EagleDrafter:
         self._sequences[sequence] = EagleSequence(sequence, settings, context)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
-        """Learn what became of the last draft; the states of `ids` are told by `observe`."""
+        """Learn the result of the last draft; `observe` receives the states of `ids`."""
         owner = self._sequences[sequence]
         self._price.add_tokens(len(ids))
         if owner.last is not None and not sequence.draft_affects_output:
@@ -93,10 +93,10 @@ class EagleDrafter:
         in_order = self._columns == list(range(features.shape[1]))
         hidden = self._forward.fuse(features if in_order else features[:, self._columns])
         for span in spans:
-            self._sequences[span.sequence].context.tell(span.first_position, hidden[span.rows])
+            self._sequences[span.sequence].context.add_states(span.first_position, hidden[span.rows])
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
-        """Queue a draft; its nodes may be as many as pay under the sequence's terms."""
+        """Queue a draft; its size may follow the sequence's terms."""
         self._requests[sequence] = num_tokens
 
     def close(self, sequence: DraftSequence) -> None:
@@ -107,7 +107,7 @@ class EagleDrafter:
             owner.context.forget()
 
     def step(self) -> list[Drafted]:
-        """Take in what was told, and answer every request: a draft is of use before the next forward alone."""
+        """Process the received states, and answer every request: a draft is useful only before the next forward."""
         requests, self._requests = self._requests, {}
         if requests:
             self._price.begin_round(time.perf_counter_ns())
@@ -141,7 +141,7 @@ class EagleDrafter:
         self._pages.check_integrity()
 
     def _begin(self, owner: EagleSequence, num_tokens: int) -> EagleDraft | None:
-        """An empty draft; None where nothing can be drafted."""
+        """An empty draft; None if nothing can be drafted."""
         seq, terms = owner.draft, owner.draft.terms
         num_nodes = num_tokens if terms is None else terms.max_tokens
         if num_nodes < 1 or not owner.context.is_current:
@@ -157,7 +157,7 @@ class EagleDrafter:
         return EagleDraft(owner, tree)
 
     def _draft(self, drafts: list[EagleDraft], long: Sequence[EagleSequence]) -> list[EagleDraft]:
-        """Run passes until the drafts are complete; those that were begun, without any whose pages ran out."""
+        """Run passes until the drafts are complete; return the started ones, without drafts whose pages ran out."""
         begun, parts = [], []
         for owner in long:
             if self._make_room(owner.context, owner.context.num_rows):

@@ -1,6 +1,6 @@
-"""A draft layer over a paged KV cache of its own, batched over sequences, by the engine's own operators.
+"""A draft layer over its own paged KV cache, batched over sequences, with the engine's operators.
 
-On a CPU it runs as one compiled function where the target does. It knows rows, pages and tensors; no sequences.
+On a CPU it runs as one compiled function if the target does. It knows rows, pages and tensors; no sequences.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LayerForward:
         """Args:
         parts: the target's, whose type, device and kind of products it shares.
         num_pages: pages of the cache; there is one more, which belongs to no sequence.
-        cache_dir: where the CPU kernels are kept.
+        cache_dir: folder of the CPU kernels.
         """
         self.shape = loaded.shape
         self._layer, self._parts = loaded.layer, parts
@@ -68,7 +68,7 @@ class LayerForward:
         return torch.arange(len(self._layer.d2t), device=self._layer.d2t.device) + self._layer.d2t
 
     def compile(self, cache_dir: Path) -> None:
-        """Run as one compiled function from now on, where the CPU kernels run and a compiler takes it."""
+        """Run as one compiled function from now on, if the CPU kernels are available and it compiles."""
         if self._cache is None:
             return
         pages = [self._scratch_page] * -(-EXAMPLE_ROWS // self._pool.page_size)
@@ -82,7 +82,7 @@ class LayerForward:
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
-        """Features [R, S, Ht] of the target -> [R, H], what rows of known states take in; a tensor of its own."""
+        """Features [R, S, Ht] of the target -> [R, H], inputs of rows with known states; a separate tensor."""
         with self._parts.rows_alone() if self._norms_states else nullcontext():
             fused = self._layer.fuse(features.flatten(1))
         return fused.clone() if fused.data_ptr() == features.data_ptr() else fused

@@ -1,6 +1,6 @@
 """The draft layers of the EAGLE family as torch modules: one definition for training and for serving.
 
-Names of parameters are those of SafeAILab's checkpoints. How queries meet keys is the caller's: see `Attend`. Knows no
+Parameter names follow SafeAILab's checkpoints. The caller provides attention: see `Attend`. Knows no
 pages, no sequences and no device.
 Source: Li et al., EAGLE-3, arXiv:2503.01840; EAGLE, arXiv:2401.15077; written from the papers and the layouts.
 """
@@ -28,12 +28,12 @@ class DraftLayer(Protocol):
 
     shape: EagleShape
     lm_head: nn.Linear | None
-    """Gives scores of the draft's own ids; None where the target's head does."""
+    """Scores of the draft's own ids; None if the target's head is used."""
     d2t: Tensor
     """[Vd] int64: draft id i is the target's id i + d2t[i]."""
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Target states [..., S * Ht], low layers first -> [..., H], what a row takes in where they are known."""
+        """Target states [..., S * Ht], low layers first -> [..., H], input of a row with known states."""
         ...
 
     def run(

@@ -34,7 +34,7 @@ class EagleDraft:
     owner: EagleSequence
     tree: DynamicTree
     probs: list[SparseProbs] = field(default_factory=list)
-    """What each token was sampled from, where that is wanted; a chain then."""
+    """Distribution of each token, if needed; only for chains."""
     num_asked: int = 1
     """Nodes that the last pass was asked about."""
     num_passes: int = 0

@@ -13,7 +13,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import check_sizes
 
 _LAYER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose decoder layer is the one that is built here."""
+"""Model types with the decoder layer that is built here."""
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -78,7 +78,7 @@ class EagleShape:
 
 
 def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
-    """The shape that a config.json describes; `version` is told by the weights.
+    """The shape described by a config.json; the weights determine `version`.
 
     Raises:
         ModelRefusedError: a field is missing, or asks for what is not supported.
@@ -91,7 +91,7 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
     hidden_size = _integer(layer, "hidden_size")
     num_heads = _integer(layer, "num_attention_heads")
     if hidden_size % num_heads and "head_dim" not in layer:
-        raise ModelRefusedError(f"hidden_size: {hidden_size} is no multiple of num_attention_heads = {num_heads}")
+        raise ModelRefusedError(f"hidden_size: {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
     vocab_size = _integer(layer, "vocab_size")
     states = _state_layers(config)
     return EagleShape(

@@ -15,7 +15,7 @@ ROOT = -1
 
 
 class DynamicTree:
-    """Nodes are numbered in the order they were found; those that cannot be among the best are forgotten at once.
+    """Nodes are numbered in the order they were found; nodes that cannot be among the best are dropped at once.
 
     A score is the logarithm of a path's probability, at most its parent's. So the best nodes are a tree by themselves,
     and a node that is the last of the best, or worse, need not be asked: none of its children could be among them.
@@ -34,7 +34,7 @@ class DynamicTree:
         max_branches: children of a node, and nodes that are asked at a time.
         max_depth: ids on a path.
         end_ids: ids that end the answer; nothing follows them.
-        min_score: of every node but the first, whose fate tells whether scores are right.
+        min_score: of every node except the first, whose result calibrates the scores.
         """
         self._num_nodes, self._max_depth = num_nodes, max_depth
         self.max_branches = max_branches
@@ -45,7 +45,7 @@ class DynamicTree:
         self._best: list[int] = []
         """The best nodes so far, best first; the older of equals comes first, so a parent precedes its children."""
         self._rows: dict[int, int] = {}
-        """Rows by node, of those that were asked."""
+        """Rows of the requested nodes."""
         self._depth = 0
         self.level: list[int] = [ROOT]
         """Nodes to ask next; empty once the tree is complete."""

@@ -28,7 +28,7 @@ class _Source:
     sequence: DraftSequence
     """The drafter's own view of the sequence; the id lists are shared with it."""
     is_open: bool = False
-    """Whether the drafter has it: one that answers at once from the beginning, so that it can say how sure it is,
+    """Whether the drafter holds it: an immediate drafter from the beginning, so that it can report its confidence,
     others not before they are to draft, so that what is never asked costs nothing."""
     num_wanted: int = 0
     """Tokens of the shadow draft to be made; 0 = none."""
@@ -43,13 +43,13 @@ class _Source:
         return self.drafter
 
     def confidence(self) -> int | None:
-        """In the draft that it would make; 0 where the drafter tells none, None where it does not hold the sequence."""
+        """Confidence of its next draft; 0 if the drafter reports none, None if it does not hold the sequence."""
         if not self.is_open:
             return None
         if not isinstance(self.drafter, ImmediateDrafter):
             return 0
         try:
-            return int(self.drafter.confidence(self.sequence))  # each fraction would be a kind of its own
+            return int(self.drafter.confidence(self.sequence))  # each fraction would be a separate kind
         except Exception:  # a fault costs no more than a worse choice
             logger.exception("a drafter's confidence failed")
             return 0
@@ -69,7 +69,7 @@ class _Fused:
 
 
 class FusedDrafter:
-    """Composes drafters that are hosted beside it; it takes no settings."""
+    """Composes the other hosted drafters; it has no settings."""
 
     def __init__(self, sources: Mapping[str, Drafter], clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.sources = dict(sources)
@@ -130,7 +130,7 @@ class FusedDrafter:
         if fused is not None:
             asked = fused.choice.asked
             self._last_closed = (sequence, asked) if asked is not None else None
-            if sequence.is_waiting:  # one that is soon over, with its link or its client, says nothing
+            if sequence.is_waiting:  # a sequence that is about to end is not evidence
                 fused.choice.give_up(self._clock_ns())
             for name, source in fused.sources.items():
                 self._forget_wanted(source)
@@ -142,7 +142,7 @@ class FusedDrafter:
         return {name: source.sequence for name, source in self._open[sequence].sources.items() if source.is_open}
 
     def step(self) -> list[Drafted]:
-        """Make the shadow drafts; they are no answers."""
+        """Make the shadow drafts, which are not answers."""
         for fused in self._open.values():
             for name, source in fused.sources.items():
                 if source.num_wanted:
@@ -165,7 +165,7 @@ class FusedDrafter:
             logger.exception("drafter %s failed", name)
 
     def _commit_source(self, name: str, source: _Source, ids: list[int]) -> None:
-        """One that fails is taken in afresh when it is to draft; the others keep what they have."""
+        """A failed source is opened again when it is to draft; the others keep their state."""
         try:
             source.drafter.commit(source.sequence, ids)
         except Exception:
@@ -188,7 +188,7 @@ class FusedDrafter:
             assert isinstance(drafter, ImmediateDrafter), "shadow drafts are wanted of such only"
             drafted = drafter.propose(source.sequence, num_tokens)
             drafted.check()
-        except Exception:  # as when it is asked, it costs nobody's stream
+        except Exception:  # like a failed request, it disturbs no stream
             logger.exception("drafter %s failed", name)
             return
         if drafted.draft_ids or source.sequence.terms is None:  # steps without a draft would follow an empty one
@@ -199,7 +199,7 @@ class FusedDrafter:
         source.num_wanted = 0
 
     def _follow(self, fused: _Fused, name: str, ids: list[int]) -> None:
-        """Learn from a shadow draft that has ended; one that was not made in time is dropped."""
+        """Learn from a finished shadow draft; late ones are dropped."""
         source = fused.sources[name]
         self._forget_wanted(source)
         if source.shadow is not None and (num_tokens := source.shadow.follow(ids)) is not None:

@@ -1,4 +1,4 @@
-"""A draft that nobody verifies: what it would have brought shows in what the target says anyway."""
+"""A draft that is not verified: the target's tokens show how much of it would have been accepted."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Tokens that a constraint leaves no choice about, as drafter: nobody has to guess them."""
+"""Drafter of forced tokens: tokens that a constraint determines."""
 
 from __future__ import annotations
 

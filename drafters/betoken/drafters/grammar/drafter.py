@@ -1,4 +1,4 @@
-"""Forced tokens: where a sequence's constraint allows one token alone, that is the target's, whatever its logits are.
+"""Forced tokens: if a sequence's constraint allows only one token, it is the target's, whatever its logits are.
 
 So every one of them is accepted, in each mode, and costs no more than the row that it would take anyway.
 Knows the sequence's rules; knows no schemas and no other drafters.
@@ -19,5 +19,5 @@ class GrammarDrafter(ImmediateDrafter):
         return Drafted(sequence, sequence.rules.forced_ids(num_tokens) if sequence.rules is not None else [])
 
     def confidence(self, sequence: DraftSequence) -> int:
-        """1 where a token is forced, else 0."""
+        """1 if a token is forced, else 0."""
         return int(sequence.rules is not None and bool(sequence.rules.forced_ids(1)))

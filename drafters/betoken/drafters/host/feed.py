@@ -1,4 +1,4 @@
-"""Which rows of a forward hold hidden states of committed ids, and how attached drafters are told them.
+"""Selects the rows of a forward with hidden states of committed ids, and sends them to attached drafters.
 
 Knows drafters, sequences and tensors; knows no forwards.
 """
@@ -23,21 +23,21 @@ class CommittedRows:
     """Rows of one forward, whose features the next one overwrites."""
 
     features: torch.Tensor | None
-    """Hidden states [R, num_layers, H]; None where nobody reads them."""
+    """Hidden states [R, num_layers, H]; None if unused."""
     rows: dict[SequenceKey, tuple[int, list[int]]] = field(default_factory=dict)
     """First position and rows, by the sequence that they are of; in the order of positions."""
 
     def add(self, key: SequenceKey, first_position: int, first_row: int, num_prefill: int, path: Sequence[int]) -> None:
         """Rows of a sequence: its prefill, then, if a block was decided, the last committed id and the accepted nodes.
 
-        `path`: places after the prefill, 0 that of the last committed id.
+        `path`: positions after the prefill, 0 for the last committed id.
         """
         if self.features is not None:
             block = first_row + num_prefill
             self.rows[key] = (first_position, [*range(first_row, block), *(block + place for place in path)])
 
     def alone(self, key: SequenceKey) -> CommittedRows | None:
-        """A sequence's rows in memory of their own; None where it has none."""
+        """A sequence's rows in separate memory; None if it has none."""
         found = self.rows.get(key)
         if self.features is None or found is None:
             return None
@@ -46,7 +46,7 @@ class CommittedRows:
 
 
 class FeatureFeed:
-    """Tells drafters the rows of the layers that each reads."""
+    """Sends drafters the rows of the layers that each reads."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FeatureFeed:
     ) -> None:
         """Args:
         layers: of each drafter that reads some, ascending, each once, from 0.
-        runner_layers: those that forwards yield.
+        runner_layers: layers returned by forwards.
         whole_text: drafters that read the rows of all positions.
         steering_by_whole_text: drafters that do so where tokens depend on drafts.
         """
@@ -91,8 +91,8 @@ class FeatureFeed:
         """Whether it reads the rows of all positions of a sequence; `draft_affects_output`: tokens depend on drafts."""
         return name in (self._steering_by_whole_text if draft_affects_output else self._whole_text)
 
-    def tell(self, name: str, drafter: Drafter, sequences: Iterable[DraftSequence], committed: CommittedRows) -> None:
-        """Tell one drafter the rows of its sequences, one call for all.
+    def send(self, name: str, drafter: Drafter, sequences: Iterable[DraftSequence], committed: CommittedRows) -> None:
+        """Send one drafter the rows of its sequences, one call for all.
 
         Raises:
             Exception: whatever the drafter raises.

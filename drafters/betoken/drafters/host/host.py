@@ -285,7 +285,7 @@ class DrafterHost:
         if not held or self._feed is None:
             return
         try:
-            self._feed.tell(name, self._drafters[name], [view for _, view in held], committed)
+            self._feed.send(name, self._drafters[name], [view for _, view in held], committed)
             for hosted, _ in held:
                 hosted.num_unread = 0
         except Exception:

@@ -2,7 +2,7 @@
 
 A request is answered from the pool at once; steps run on while the target verifies. One forward holds the lookahead
 branches of several sequences. Its tokens are chosen with the noise that the target will choose with at their positions.
-Where the target's tokens depend on the draft, the steps come before the answer, so that clocks have no say in it.
+If the target's tokens depend on the draft, the steps precede the answer, so that it does not depend on time.
 Verification by rejection gets guesses without noise, since a guess made from the target's own noise would bias its
 tokens.
 Source: Fu et al., arXiv:2402.02057, Algorithm 2; its verification branch is the verify worker.
@@ -29,7 +29,7 @@ from betoken.engine.sampling import SamplingParams
 from betoken.engine.state_table import PageList
 
 SOURCE = "lookahead"
-"""Name that its tokens are credited to: that of its spec."""
+"""Source name of its tokens: its spec's name."""
 
 _MAX_POOLED_AT_ONCE = 1024
 """N-grams of the text, between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait
@@ -137,7 +137,7 @@ class LookaheadDrafter:
         try:
             self._run(planned)
         except Exception:
-            for seq, _ in planned:  # nobody waits for it: without this it would be tried again and again
+            for seq, _ in planned:  # no request is pending: without this it would be retried forever
                 self._states[seq].num_steps_left = 0
             raise
         return []
@@ -174,7 +174,7 @@ class LookaheadDrafter:
         return drafted
 
     def _plan(self) -> list[tuple[DraftSequence, Segment]]:
-        """Segments of the next forward: what the KV misses of the committed ids, and windows where they fit behind."""
+        """Segments of the next forward: committed ids without KV, and windows if they fit after them."""
         states = self._states.items()
         active = [(seq, state) for seq, state in states if state.num_steps_left and not state.num_unpooled]
         max_prefill_rows = self._max_prefill_rows if len(active) > 1 else self._max_rows

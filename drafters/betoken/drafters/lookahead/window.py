@@ -20,7 +20,7 @@ class _Column:
 class Window:
     """N - 1 levels x W columns, attached to the last committed token.
 
-    With that token at position t, level l of column i stands at position t + l + i; level 0 of column 0 is the token
+    With that token at position t, level l of column i has position t + l + i; level 0 of column 0 is the token
     itself. A row sees the committed text, level 0 up to its own column, and its own column up to its own level: the
     paper's mask, which is a tree.
     """
@@ -35,12 +35,12 @@ class Window:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a step, that of the last committed token included."""
+        """Rows of a step, including the last committed token's."""
         return self.width * self.num_levels
 
     @property
     def reach(self) -> int:
-        """How far the last row's position lies behind the last committed token's."""
+        """Distance of the last row's position from the last committed token's."""
         return self.width - 1 + self.num_levels - 1
 
     def attach(self, position: int, token_id: int) -> None:
@@ -89,7 +89,7 @@ class Window:
         Args:
             answers: in the order of `asked`.
         Returns:
-            The columns' n-grams, N tokens each, the nearest last; none of those that still hold tokens drawn behind
+            The columns' n-grams, N tokens each, the nearest last; without n-grams that still hold tokens drawn behind
             their first.
         """
         num_below = self.num_levels - 1

@@ -133,7 +133,7 @@ class AdapterStore:
                     self._reading[adapter.name] = self._reader.submit(MedusaHeads, adapter.layout, self._target.parts)
 
     def wait(self, adapter: Adapter, timeout_s: float) -> None:
-        """Wait until it was read, so long at most; not where it has no room."""
+        """Wait until it was read, at most this long; not if it has no room."""
         reading = self._reading.get(adapter.name)
         if reading is not None:
             try:
@@ -169,7 +169,7 @@ class AdapterStore:
             self._forget(adapter)
 
     def _make_room(self) -> bool:
-        """Whether one more may be in memory, after dropping the least recently used that nobody uses."""
+        """Whether one more may be in memory, after evicting the least recently used idle one."""
         resident = self.names_in_memory
         if len(resident) < self._max_resident:
             return True

@@ -49,7 +49,7 @@ class ChoiceTree:
 
 
 Node = Branches | ChoiceTree
-"""What may follow a node: `ranks` of its children, ascending, and each `child`."""
+"""Children of a node: their `ranks`, ascending, and each `child`."""
 
 
 def parse_paths(text: str) -> tuple[tuple[int, ...], ...] | None:

@@ -1,7 +1,7 @@
 """Medusa as drafter: from the state at the last decided token, every head's guesses, as a tree or a chain.
 
 A head guesses whatever the guesses before it are, so one product over all drafting sequences gives whole trees. Guesses
-are ranked with the target's own noise, where the target chooses with it. Knows sequences and rows, not the target.
+are ranked with the target's own noise, if the target samples with it. Knows sequences and rows, not the target.
 Source: Cai et al., "Medusa", arXiv:2401.10774.
 """
 
@@ -28,13 +28,13 @@ from betoken.engine.sampler import SampleGroup, perturbed_top
 logger = logging.getLogger(__name__)
 
 SOURCE = "medusa"
-"""Name that its tokens are credited to: that of its spec."""
+"""Source name of its tokens: its spec's name."""
 
 ERROR_SCALE = 0.6
-"""How far a target's logits lie from a head's, for judging guesses; calibration corrects it for each head."""
+"""Distance of a target's logits from a head's, for scoring drafts; calibration corrects it for each head."""
 
 _WAIT_S = 0.001
-"""How long a step waits for an adapter that is being read, where a sequence's tokens depend on its drafts."""
+"""Time in which a step waits for an adapter that is being read, if a sequence's tokens depend on its drafts."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class MedusaDrafter:
             self._store.release(entry.adapter)
 
     def step(self) -> list[Drafted]:
-        """Answer every request; one that cannot be answered costs no other sequence anything."""
+        """Answer every request; a failing one does not affect other sequences."""
         self._store.look_after()
         self._await_adapters()
         requests = {seq: num for seq, num in self._requests.items() if not self._must_wait(seq)}
@@ -140,7 +140,7 @@ class MedusaDrafter:
 
     @staticmethod
     def _has_row(sequence: DraftSequence, entry: _Sequence) -> bool:
-        """Whether the state is that of the last token but one, whose successor is decided."""
+        """Whether the state belongs to the last token but one, whose successor is decided."""
         # Before the first verdict it is chance whether the prompt is computed when the first draft is asked for.
         is_by_chance = sequence.draft_affects_output and not sequence.output_ids
         return entry.state is not None and entry.position == len(sequence.ids) - 2 and not is_by_chance
@@ -164,7 +164,7 @@ class MedusaDrafter:
 
     def _grow(self, sequence: DraftSequence, adapter: Adapter, guesses: list[Guesses], num_tokens: int) -> Drafted:
         entry, terms = self._sequences[sequence], sequence.terms
-        # A tree that follows what was learnt meanwhile would choose tokens where these depend on drafts.
+        # A tree that follows calibration would influence tokens in modes in which they depend on drafts.
         exponents = [1.0 if sequence.draft_affects_output else one.exponent for one in adapter.calibrations]
         scored = [
             Guesses(head.token_ids, [exponent * log_share for log_share in head.log_scores])

@@ -53,7 +53,7 @@ def _own_heads(directory: Path | None, target: ModelRunner) -> Adapter | None:
 
 
 def _in_target(target: ModelRunner) -> HeadsLayout | None:
-    """Heads that were trained with the target and lie in its checkpoint; None without any."""
+    """Heads that were trained with the target and are stored in its checkpoint; None without any."""
     path = target.info.path
     files = weight_files(path) if path is not None and path.is_dir() else []
     tensors: Mapping[str, FileTensor] = {

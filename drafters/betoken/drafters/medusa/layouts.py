@@ -1,5 +1,5 @@
 """How Medusa heads are named on disk: FasterDecoding's layout (both versions), LoRAX adapters, vLLM's, and heads that
-lie inside the target's checkpoint.
+are part of the target's checkpoint.
 
 Knows names and shapes; heads are counted from the tensors, since published configs count wrongly.
 """
@@ -25,12 +25,12 @@ _SHARED_HEAD, _TOKEN_MAP = "lm_head.weight", "token_map"
 
 @dataclass(frozen=True, slots=True)
 class HeadsLayout:
-    """Where every part of the heads lies."""
+    """Names of the tensors of the heads."""
 
     blocks: list[list[tuple[FileTensor, FileTensor | None]]]
     """Weight [H, H] and bias [H] of each head's residual blocks."""
     output_layers: list[FileTensor]
-    """Weight [V', H] of each head's output layer; one for all, or none where it is the target's."""
+    """Weight [V', H] of each head's output layer; one for all, or none if it is the target's."""
     token_map: FileTensor | None
     """[V'] ids of the target that the rows of output layers stand for; None = their own numbers."""
 
@@ -63,7 +63,7 @@ def lay_out(tensors: Mapping[str, FileTensor], hidden_size: int, vocab_size: int
         elif plain == _TOKEN_MAP:
             token_map = tensor
         else:
-            raise ModelRefusedError(f"{name} is no part of Medusa heads")
+            raise ModelRefusedError(f"{name} is not a part of Medusa heads")
     heads = _in_order(blocks)
     if len({bias is None for head in heads for _, bias in head}) > 1:
         raise ModelRefusedError("some blocks have a bias and some have none")
@@ -90,7 +90,7 @@ def _in_order(
     num_heads = 1 + max((head for head, _ in blocks), default=-1)
     num_blocks = 1 + max((block for _, block in blocks), default=-1)
     if not blocks:
-        raise ModelRefusedError("there are no heads")
+        raise ModelRefusedError("no heads found")
     for head in range(num_heads):
         for block in range(num_blocks):
             if "weight" not in blocks.get((head, block), {}):

@@ -1,4 +1,4 @@
-"""Medusa heads ready to run beside a target: rows have the same bits in any company.
+"""Medusa heads ready to run with a target: batch-invariant.
 
 Knows tensors, not sequences, trees or files' names.
 """
@@ -20,7 +20,7 @@ class MedusaHeads:
     """
 
     def __init__(self, layout: HeadsLayout, parts: ModelParts) -> None:
-        """Reads and converts the tensors; takes a while. May run beside the thread that owns the target."""
+        """Reads and converts the tensors; takes a while. May run concurrently with the thread that owns the target."""
         self.num_heads = layout.num_heads
         self._parts = parts
         firsts = [head[0] for head in layout.blocks]
@@ -51,7 +51,7 @@ class MedusaHeads:
         return torch.stack([layer(x[:, i].contiguous()).float() for i, layer in enumerate(self._outputs)], dim=1)
 
     def spread(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """Logits [..., V'] as logits [..., V] of the target's ids; those that no row stands for have -inf."""
+        """Logits [..., V'] as logits [..., V] of the target's ids; ids without a row have -inf."""
         if self._token_map is None:
             return logits
         wide = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)

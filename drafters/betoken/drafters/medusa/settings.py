@@ -24,7 +24,7 @@ class MedusaSettings(SequenceSettings):
         10, "Children per node of an auto tree of `medusa`; 1 = chains.", 1, 64, option="medusa_branches"
     )
     max_depth: int = setting(0, lowest=0, highest=32)
-    """Ids on a path; 0 = as many as there are heads."""
+    """Ids on a path; 0 = the number of heads."""
     adapter: str = setting("")
     """Heads of --adapter-dir; empty = the worker's own."""
 
@@ -32,12 +32,12 @@ class MedusaSettings(SequenceSettings):
         """See `SequenceSettings`; a tree that is given by paths has no branches to set."""
         new = SequenceSettings.override(self, settings)
         if parse_paths(new.tree) is not None and "max_branches" in settings:
-            limit = "must be absent beside a tree that is given by paths"
+            limit = "must be absent with a tree that is given by paths"
             raise InvalidArgumentError("drafter.settings.max_branches", settings["max_branches"], limit)
         return new
 
     def choices(self) -> tuple[Node, int]:
-        """What may follow the last committed token, and how many guesses of a head that takes."""
+        """Drafted continuations of the last committed token, and the number of candidates per head."""
         paths = parse_paths(self.tree)
         if paths is None:
             return Branches(self.max_branches), self.max_branches

@@ -1,7 +1,7 @@
 """A tree of what heads guess, grown best first: a node at depth d is one of head d's guesses, whatever its parent is.
 
 Knows ids, ranks and scores; no heads, and no sequences.
-Source: Cai et al., "Medusa", arXiv:2401.10774, sections 2.1.2 and 2.3.3; here scores are those of the case at hand.
+Source: Cai et al., "Medusa", arXiv:2401.10774, sections 2.1.2 and 2.3.3; here with the scores of the current sequence.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def grow(
 
     Args:
         guesses: one for each head, the first guesses at what follows the last committed token.
-        min_log_score: of every node but the first, whose fate tells whether scores are right.
+        min_log_score: of every node except the first, whose result calibrates the scores.
         max_depth: ids on a path.
         end_ids: ids that end the answer; nothing follows them.
     """

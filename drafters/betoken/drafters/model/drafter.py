@@ -3,7 +3,7 @@
 Every step runs one forward over all drafting sequences: their next row each, and chunks of what their KV still misses.
 Rejected drafts need no undoing: KV is kept by ids, and whatever agrees with the committed ids stays (resync by ids).
 For verification by rejection the noise is the drafter's own, and each draft token comes with what it was sampled from.
-Guesses at its own next tokens, where a sequence brings some, are verified in the same forward by the target's own rule.
+Proposed next tokens of the draft model, if a sequence has some, are verified in the same forward by the target's rule.
 Where branches are wanted and the sequence takes trees, the draft is a tree (`model_tree`) grown by the same forwards.
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
@@ -27,7 +27,7 @@ from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
 from betoken.kernels.accept import accept_block
 
 SOURCE = "model"
-"""Name that its tokens are credited to: that of its spec."""
+"""Source name of its tokens: its spec's name."""
 
 
 class ModelDrafter:
@@ -44,7 +44,7 @@ class ModelDrafter:
     ) -> None:
         """Args:
         source: name of the drafter that its tokens are credited to.
-        settings: those of sequences that have none of their own.
+        settings: defaults of sequences without their own.
         pages: pages of the runner, where other drafters use it too.
         """
         self._source = source
@@ -274,8 +274,8 @@ class ModelDrafter:
         return Drafted(seq, kv.draft_ids, sources=kv.sources, draft_probs=kv.draft_probs)
 
     def _finish_tree(self, seq: DraftSequence, kv: DraftKV, tree: ModelTree) -> Drafted:
-        # Rows of an accepted path that lie elsewhere are computed again with the next draft's first forward. They cost
-        # next to nothing there; moving them would take a call of its own.
+        # Non-contiguous rows of an accepted path are recomputed in the next draft's first forward. They cost
+        # almost nothing there; moving them would need a separate call.
         kv.kv_ids.extend(tree.leading_ids())
         draft_ids, parents = tree.best()
         return Drafted(seq, draft_ids, unless_chain(parents), [self._source] * len(draft_ids))

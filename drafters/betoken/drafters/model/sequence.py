@@ -48,7 +48,7 @@ class DraftKV:
     draft_ids: list[int] = field(default_factory=list)
     """The draft under way."""
     draft_probs: list[SparseProbs] = field(default_factory=list)
-    """What each of its ids was sampled from, for sequences that want it."""
+    """Distribution of each of its ids, for sequences that need it."""
     sources: list[str] = field(default_factory=list)
     """Who proposed each of its ids."""
     guesser: Guesser | None = None
@@ -69,11 +69,11 @@ class DraftKV:
 
     @property
     def num_written(self) -> int:
-        """Slots that hold KV, those of a tree included."""
+        """Slots that hold KV, including a tree's."""
         return len(self.kv_ids) + (self.tree.num_rows if self.tree is not None else 0)
 
     def stop(self) -> None:
-        """Let the draft under way end where it is."""
+        """End the current draft."""
         self.num_wanted = len(self.draft_ids)
         if self.tree is not None:
             self.tree.stop()
@@ -85,7 +85,7 @@ class Planned(NamedTuple):
     sequence: DraftSequence
     segment: Segment
     nodes: Sequence[int]
-    """Tree nodes that the rows of logits follow, where the forward adds to a tree; -1 = the last committed token."""
+    """Tree nodes that the rows of logits follow, if the forward extends a tree; -1 = the last committed token."""
 
     @property
     def has_tokens(self) -> bool:

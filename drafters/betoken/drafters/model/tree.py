@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 ERROR_SCALE = 0.6
-"""How far a target's logits lie from its draft's, for judging guesses. Measured on the shipped pair: with 1 trees are
-so broad that chains bring more, with 1/3 so narrow that they bring little more than chains (docs/lessons.md)."""
+"""Distance of a target's logits from its draft's, for scoring drafts. Measured on the shipped pair: with 1 trees are
+so broad that chains yield more, with 1/3 so narrow that they yield little more than chains (docs/lessons.md)."""
 
 _LOG_HOPE = math.log(0.05)
 """A forward asks about nodes at least so many times as likely as the likeliest it asks about."""
@@ -78,7 +78,7 @@ class ModelTree:
         if self._frontier is None:
             best = self._best(self._num_nodes - 1)  # a child of the last of the best could not be one of them
             waiting = [node for node in best if self._may_expand(self._nodes[node])]
-            # The others may yet turn out not to be among the best: no rows for them before they come near the first.
+            # The others may turn out not to be among the best: no rows for them until they rank near the first.
             least = self._nodes[waiting[0]].score + _LOG_HOPE if waiting else 0.0
             self._frontier = [node for node in waiting if self._nodes[node].score >= least]
         return self._frontier
@@ -117,7 +117,7 @@ class ModelTree:
         return [self._nodes[node].token_id for node in nodes], [places[self._nodes[node].parent] for node in nodes]
 
     def leading_ids(self) -> list[int]:
-        """Ids of the first rows, as far as each follows the one before it: their KV lies as that of a chain does."""
+        """Ids of the first rows, as far as each follows the previous one: their KV is stored like a chain's."""
         ids: list[int] = []
         last = -1
         for node in self._rows:

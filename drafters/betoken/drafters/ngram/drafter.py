@@ -1,9 +1,9 @@
 """Prompt lookup: the text repeats itself, so continue the way earlier occurrences of the last few tokens went on.
 
-The client's prediction is looked up in the same way, where it matches at least as well.
+The client's prediction is looked up in the same way, if it matches at least as well.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023). Here it looks through prompt and output: longest match first, then the
-most recent occurrence, or a tree of the most frequent continuations where the target takes trees. Needs no model and no
+most recent occurrence, or a tree of the most frequent continuations if the target supports trees. Needs no model and no
 device.
 """
 
@@ -22,7 +22,7 @@ from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 from betoken.drafters.ngram.tree import grow_tree
 
 SOURCE = "ngram"
-"""Name that its tokens are credited to: that of its spec."""
+"""Source name of its tokens: its spec's name."""
 
 _MAX_IDS_AT_ONCE = 2048
 """Taken in between two looks at what else is to be drafted: some 10 ms. Other sequences' drafts wait meanwhile."""
@@ -39,11 +39,11 @@ class _ScoredDraft(NamedTuple):
     scores: list[float]
     """Shares as corrected."""
     calibration: Calibration
-    """What corrected them, and learns of the draft's fate."""
+    """Calibration that corrected them and learns from the draft's result."""
 
 
 class NgramLookup:
-    """One sequence's text, and what it says of its own continuation."""
+    """One sequence's text, and its likely continuations."""
 
     source = SOURCE
 
@@ -55,8 +55,8 @@ class NgramLookup:
         prediction: Prediction | None = None,
         of_predictions: Calibration | None = None,
     ) -> None:
-        """Follows `ids`, which the caller goes on appending to; `calibration` is that of all sequences, and
-        `of_predictions` that of what is expected of them. `prediction`: has followed the output among `ids`."""
+        """Follows `ids`, to which the caller appends; `calibration` is shared by all sequences, and
+        `of_predictions` by their predictions. `prediction`: has followed the output among `ids`."""
         self._settings = settings
         self._ids = ids
         self._calibration = calibration or Calibration()
@@ -69,7 +69,7 @@ class NgramLookup:
 
     @property
     def is_current(self) -> bool:
-        """Whether all of the text is indexed; before that there are no matches."""
+        """Whether all of the text is indexed; matches exist only then."""
         return self._automaton.num_ids == len(self._ids)
 
     def follow(self) -> None:
@@ -94,7 +94,7 @@ class NgramLookup:
     def propose(
         self, num_tokens: int, takes_trees: bool, terms: DraftTerms | None = None
     ) -> tuple[list[int], list[int] | None]:
-        """At most `num_tokens` ids, as many as pay under `terms`, and their parents where they form a tree.
+        """At most `num_tokens` ids, or a number chosen under `terms`, and their parents if they form a tree.
 
         A chain of the most recent continuations has no scores, so terms do not apply to it.
         """
@@ -120,14 +120,14 @@ class NgramLookup:
         return draft.draft_ids, unless_chain(draft.parents)
 
     def match_length(self) -> int:
-        """Tokens of the longest match, 0 where there is nothing to draft from."""
+        """Tokens of the longest match, 0 without a match."""
         match = self._match()
         if places := self._places(match):
             return places[0].length
         return match[1] if match[1] >= self._settings.min_ngram else 0
 
     def expected_accepted(self, takes_trees: bool, terms: DraftTerms) -> float | None:
-        """Tokens expected to be accepted of a draft under `terms`; 0 where it would be empty, None = unknown."""
+        """Tokens expected to be accepted of a draft under `terms`; 0 if it would be empty, None = unknown."""
         settings = self._settings
         match = self._match()
         if places := self._places(match):
@@ -187,7 +187,7 @@ class NgramLookup:
         return self._ids[position : position + min(num_tokens, length * settings.draft_factor or num_tokens)]
 
     def _places(self, match: tuple[int, int]) -> Sequence[Place]:
-        """Where the output may go on in the prediction; none where the text's own `match` is the longer one."""
+        """Positions at which the output may continue in the prediction; none if the text's own `match` is longer."""
         places = self._prediction.places if self._prediction is not None else ()
         return places if places and places[0].length >= match[1] else ()
 
@@ -198,7 +198,7 @@ class NgramLookup:
         return self._automaton.match(self._ids[-max_ngram:] if max_ngram else None)
 
     def _chain(self, state: int, num_tokens: int) -> list[int]:
-        """The continuation of the most recent occurrence; one that reaches the end of the text repeats with its own
+        """The continuation of the most recent occurrence; at the end of the text it repeats with its own
         period."""
         position = self._automaton.next_position(state)
         period = len(self._ids) - position

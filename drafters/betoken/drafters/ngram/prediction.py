@@ -1,6 +1,6 @@
 """A predicted answer, followed while it matches and found again after a difference.
 
-Knows the ids of the prediction and those of the output; nothing of prompts, drafters or what becomes of a draft.
+Knows the ids of the prediction and the output, not prompts, drafters or results of drafts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ID_BYTES = 4
 
 
 class Place(NamedTuple):
-    """Where the output may go on in the prediction."""
+    """Position at which the output may continue in the prediction."""
 
     position: int
     """Index of the id that would come next."""
@@ -28,22 +28,22 @@ class Place(NamedTuple):
 
 
 class Prediction:
-    """One sequence's prediction, and where its output stands in it."""
+    """One sequence's prediction, and its output's position in it."""
 
     def __init__(self, predicted_ids: Iterable[int]) -> None:
         self._ids = array("I", predicted_ids)
         self._bytes = self._ids.tobytes()
         self._tail: list[int] = []
-        """The last output ids, as many as are looked for."""
+        """The last output ids, up to the length of lookups."""
         self._position = 0
         self._length = _TRUST
         """0 after a difference."""
         self._num_astray = 0
-        """Output ids since the difference; the position is where that was."""
+        """Output ids since the difference, which is at the position."""
 
     @property
     def places(self) -> list[Place]:
-        """Where the output may go on, the likeliest first: one, or after a difference up to three."""
+        """Positions at which the output may continue, the likeliest first: one, or after a difference up to three."""
         if self._length:
             places = [Place(self._position, self._length)]
         else:
@@ -104,13 +104,13 @@ def grow_places(
 ) -> tuple[list[int], list[int], list[float]]:
     """At most `num_nodes` ids that the prediction has at `places`, as draft_ids [K], parents [K] and scores [K].
 
-    Each place gets a part of the nodes by its length; those that begin alike share them. A node's score is its place's
+    Each place gets a part of the nodes by its length; common prefixes share them. A node's score is its place's
     part times L / (L + depth) for a place of length L, as if each token were one more of a match.
 
     Args:
         places: at least one.
         draft_factor: a place's chain is at most so many times its length; 0 = any.
-        min_score: of every node but the first, whose fate tells whether scores are right.
+        min_score: of every node except the first, whose result calibrates the scores.
     """
     draft_ids: list[int] = []
     parents: list[int] = []

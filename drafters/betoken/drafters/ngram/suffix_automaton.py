@@ -55,7 +55,7 @@ class SuffixAutomaton:
             state = self._links[state]
             length = self._lengths[state]
         target = self._transitions[state].get(token_id, 0)
-        if target == self._last:  # ends where the ids do: what follows is known of shorter matches only
+        if target == self._last:  # it ends with the ids: only shorter matches have continuations
             target = self._links[target]
             return target, min(length + 1, self._lengths[target])
         return target, length + 1 if target else 0
@@ -65,11 +65,11 @@ class SuffixAutomaton:
         return self._ends[state] + 1
 
     def continuations(self, state: int) -> Mapping[int, int]:
-        """The ids that followed the state's n-grams, each with the state it leads to; none for that of the last id."""
+        """The ids that followed the state's n-grams, each with the state it leads to; none for the last id's state."""
         return self._transitions[state]
 
     def count(self, state: int) -> int:
-        """Occurrences of the state's n-grams, as far as they were among the longest contexts where they ended."""
+        """Occurrences of the state's n-grams, as far as they were among the longest contexts at their end."""
         return self._counts[state]
 
     def _count_last(self) -> None:
@@ -97,7 +97,7 @@ class SuffixAutomaton:
         self.num_ids += 1
 
     def _split(self, state: int, token_id: int, target: int) -> int:
-        """Give the n-grams of `target` that end a `state` n-gram + `token_id` a state of their own."""
+        """Give the n-grams of `target` that end a `state` n-gram + `token_id` a separate state."""
         clone = self._add_state(
             self._lengths[state] + 1,
             self._links[target],

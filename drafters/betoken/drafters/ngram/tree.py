@@ -40,7 +40,7 @@ def grow_tree(
     longer match deserves more trust. Scores are close to the share of nodes that a target accepts (docs/lessons.md).
 
     Args: automaton: of exactly `ids`. match: state and length of the matched suffix, at least 1 long. min_score: lowest
-    score of every node but the first, whose fate tells whether scores are right.
+    score of every node except the first, whose result calibrates the scores.
     """
     draft_ids: list[int] = []
     parents: list[int] = []

@@ -36,7 +36,7 @@ class Examined:
     shapes: dict[int, LayerShape]
     """Shapes of keys and values by layer."""
     states: dict[int, StateShape]
-    """What layers keep beside the pages."""
+    """States of layers in addition to the pages."""
     sequences: list[list[int]]
     """Token ids of the sequences that the check runs."""
     expected: list[Tensor]
@@ -48,7 +48,7 @@ class Examined:
 
 
 def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
-    """Run the model as it is, then with our mixers in the place of its own.
+    """Run the unchanged model, then the model with our mixers.
 
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.

@@ -32,7 +32,7 @@ def settle_frequencies(config: Any, max_context: int, is_asked: bool) -> None:
                 continue
             if original is None or not is_asked:
                 raise ModelRefusedError(
-                    f"rope type 'longrope' has other frequencies beyond its original length ({original}), which"
+                    f"rope type 'longrope' has different frequencies beyond its original length ({original}), which"
                     f" transformers chooses by the longest text of a batch: set max_context, to {original} or less for"
                     " those of short texts, or to more, and all texts take those of long ones"
                 )

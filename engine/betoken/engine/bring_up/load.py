@@ -113,7 +113,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str | None:
-    """Raise what the model is refused for; return how rows depend on each other where compiling may mend it."""
+    """Raise the reason of a refusal; return how rows depend on each other if compiling may fix it."""
     check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
     if not config.batch_invariant:
         return None
@@ -128,7 +128,7 @@ def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str
 
 
 def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> None:
-    """Switch to a compiled forward if that is possible and equal per row; say why where it is not."""
+    """Switch to a compiled forward if that is possible and equal per row; else log the reason."""
     if runner.is_compiled:
         return
     if not runner.can_compile:
@@ -158,4 +158,4 @@ def _find_fault(runner: ModelRunner, examined: Examined) -> str | None:
 
 
 def _unheard(stage: str, fraction: float) -> None:
-    """Progress that nobody asked for."""
+    """Progress without a receiver."""

@@ -28,7 +28,7 @@ from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 _LOG = logging.getLogger(__name__)
 
 _EMPTY_PAGE_BYTES = 1 << 16
-"""What a page counts as in a model without keys and values, whose pages hold nothing but a sequence's length."""
+"""Nominal page size of a model without keys and values, whose pages only count a sequence's length."""
 _PACKED_FROM, _PACKED_UNTIL = 0.2, 0.3
 """Fractions of loading between which weights are packed."""
 _SPARE_STATES = 4
@@ -44,7 +44,7 @@ def state_table(config: EngineConfig, examined: Examined, num_pages: int) -> Sta
 
 
 def num_waiting(config: EngineConfig, examined: Examined) -> int:
-    """Most tokens of a sequence that wait beside its state; 0 for a model without."""
+    """Maximum number of tokens of a sequence that wait next to its state; 0 for a model without states."""
     return (config.max_uncommitted or 2 * config.max_draft_tokens + 2) if examined.states else 0
 
 

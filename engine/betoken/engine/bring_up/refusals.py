@@ -9,10 +9,10 @@ from betoken.engine.mixers.own_attention import FAMILIES as OWN_ATTENTION
 from betoken.engine.mixers.own_attention import check_own_attention
 
 _MAKERS_OF_WINDOWS = ("create_sliding_window_causal_mask", "create_masks_for_generate")
-"""What a model's file imports of transformers to make masks with windows."""
+"""Names that a model's file imports from transformers to make windowed masks."""
 
 _TABLE_OF_ATTENTION = "ALL_ATTENTION_FUNCTIONS"
-"""What a model's file imports of transformers to look up attention by its name."""
+"""Names that a model's file imports from transformers to look up attention by name."""
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse", "mlp"})
 
@@ -43,11 +43,11 @@ _MIXING: dict[str, frozenset[str]] = {
 """Model type -> types of its layers that mix tokens other than by attention, in ways that `mixers` knows."""
 
 _OTHER_MIXERS = {
-    "rwkv": "its state is divided by a sum of exponentials that is kept beside it",
-    "xlstm": "its state is scaled by a maximum that is kept beside it",
+    "rwkv": "its state is divided by a separate sum of exponentials",
+    "xlstm": "its state is scaled by a separate maximum",
     "inkling_text": "a layer convolves keys, values and outputs, and its attention adds logits of distances",
     "inkling2_text": "a layer convolves keys, values and outputs, and its attention adds logits of distances",
-    "qwen4_exp_text": "its attention reads the positions that an index of its own picks",
+    "qwen4_exp_text": "its attention reads positions selected by a separate index",
 }
 """Model type -> in what its layers differ from those that `mixers` knows."""
 
@@ -74,7 +74,7 @@ def check_layers(config: Any) -> None:
 
 
 def check_code(model_class: Any, model_type: str = "") -> None:
-    """Refuse a model whose attention is code of its own, or absent: ours could not replace it.
+    """Reject a model whose attention is custom code, or absent: ours could not replace it.
 
     Raises:
         ModelRefusedError: with the reason.
@@ -89,7 +89,7 @@ def check_code(model_class: Any, model_type: str = "") -> None:
 
 
 def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> None:
-    """Refuse layers that leave their window to the mask, which we do not make, or that tell us of another one.
+    """Reject layers that leave their window to the mask, which is not made here, or that report another one.
 
     Args: model: a model of transformers. windows: layer -> number of visible positions by its attention, 0 = all.
     max_context: longest sequence that will be served, tokens; a window of that length has no effect.
@@ -106,7 +106,7 @@ def check_windows(model: Any, windows: Mapping[int, int], max_context: int) -> N
         masked = window or 0 if slides else 0
         if min(told or max_context, max_context) != min(masked or max_context, max_context):
             raise ModelRefusedError(
-                f"layer {layer} tells its attention of a window of {told} positions (0: none), its mask has one of"
+                f"layer {layer} passes its attention a window of {told} positions (0: none), its mask has one of"
                 f" {masked}: set max_context to {min(told or masked, masked or told)} or less"
             )
 

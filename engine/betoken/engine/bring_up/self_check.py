@@ -1,4 +1,4 @@
-"""The check at load: a ragged batch of ours against the model's own eager forward, and against itself row by row.
+"""The check at load: a ragged batch compared with the model's own eager forward, and row by row with itself.
 
 It knows the runner's public interface and nothing of how the runner computes.
 """
@@ -23,7 +23,7 @@ _PRODUCTS = {_ATEN.addmm.default, _ATEN.linear.default, _ATEN.matmul.default, _A
 _LOG = logging.getLogger(__name__)
 
 _LENGTHS = (19, 1, 15)
-"""More than 32 rows together: where each row has one number (a gate), torch's vectors take 32 of them, scalar code what
+"""More than 32 rows together: if each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit."""
@@ -84,7 +84,7 @@ def check_against_eager(
         difference = (rows.quantile(_HELD) if may_stray else rows.mean()).item()
         if not difference <= limit:
             raise ModelRefusedError(
-                f"a ragged batch gives logits {difference:.3g} from those of the model's own eager forward in the mean"
+                f"a ragged batch gives logits {difference:.3g} from the model's own eager forward on average"
                 f" (limit {limit:.3g})"
             )
 
@@ -149,7 +149,7 @@ def _all_bits(output: StepOutput) -> Tensor:
 
 
 ReadOutput = Callable[[StepOutput], Tensor]
-"""What of a forward is looked at: a copy [L or R, ...]."""
+"""The compared part of a forward: a copy [L or R, ...]."""
 
 
 def forward_together(runner: ModelRunner, sequences: list[list[int]], read: ReadOutput = logits_of) -> list[Tensor]:

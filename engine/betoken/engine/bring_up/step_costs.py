@@ -27,8 +27,8 @@ def measure_step_costs(
 ) -> list[StepCost]:
     """One entry per pair that fits the model's context, the batch and the free pages; leaves the page table as it was.
 
-    Without `rows` for the forward's own choice. Without `contexts` after 512 tokens, or as many as there is room for
-    beside the most rows.
+    Without `rows` for the forward's own choice. Without `contexts` after 512 tokens, or the room left by
+    the largest number of rows.
     """
     rows = rows or runner.timed_rows
     if contexts is None:

@@ -1,4 +1,4 @@
-"""Runs once what requests may need beside a forward, so that none waits for the compiler of its kernels.
+"""Runs the kernels that requests may need besides a forward once, so that none waits for their compilation.
 
 A kernel is compiled for types, sizes and alignments, never for values: one small call of each kind stands for all. It
 knows what engine calls there are, not which of them a worker makes.
@@ -17,7 +17,7 @@ from betoken.engine.verification import BlockGroup, VerificationMode, verify_blo
 
 _RAW = SamplingParams(temperature=0.8, num_logprobs=1)
 _ADJUSTED = SamplingParams(temperature=0.8, logit_bias=((0, 1.0),))
-"""Rules make float32 of the logits, which then go through kernels of their own."""
+"""Logits processors convert logits to float32, which then use other kernels."""
 
 
 def warm_up(runner: ModelRunner) -> None:

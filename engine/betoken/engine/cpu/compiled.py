@@ -26,7 +26,7 @@ _OPTIONS = {
     "nan_asserts": False,
     "fallback_random": False,
     "cpp_wrapper": True,  # no interpreter, and none of its lock, between operations
-    # Headers compiled beforehand lie in /tmp, whatever the cache: each container made 147 MB anew, and used none of it.
+    # Precompiled headers are always in /tmp: each container made 147 MB again, and used none of it.
     "cpp_cache_precompile_headers": False,
 }
 

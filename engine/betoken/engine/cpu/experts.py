@@ -1,4 +1,4 @@
-"""Mixtures of experts by kernels of our own, and other products outside linear layers by those for CPU: equal per row.
+"""Mixtures of experts with custom kernels, and other products outside linear layers with the CPU kernels: row by row.
 
 transformers lets an experts implementation be registered; routers call `functional.linear` on a bare parameter, which
 a function mode redirects. It does not know which model it serves.
@@ -22,7 +22,7 @@ from betoken.kernels.expert_linear_grouped import expert_linear_grouped
 EXPERTS_NAME = "betoken"
 """Value of `experts_implementation` that selects packed experts."""
 GROUPED_EXPERTS_NAME = "betoken_grouped"
-"""The same for experts by the references."""
+"""Experts computed by the references."""
 
 _CASTS = (Tensor.float, Tensor.to, Tensor.type)
 
@@ -32,7 +32,7 @@ ExpertProduct = Callable[[Any, str, Tensor, Tensor], Tensor]
 
 
 def use_packed_experts(model: Any, kernels: CpuKernels) -> bool:
-    """Pack every module of expert weights and select our experts; False where the model has none we can take."""
+    """Pack every module of expert weights and select our experts; False if the model has no supported ones."""
     modules = find_experts(model)
     if any(isinstance(module, ExpertWeights) for module in model.modules()):
         kernels.load_grouped()
@@ -65,7 +65,7 @@ def up_name(module: Any) -> str:
 
 
 def bias_of(module: Any, name: str) -> Tensor | None:
-    """[E, N], the bias beside the weight of that name."""
+    """[E, N], the bias of the weight of that name."""
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
     return bias
 

@@ -68,7 +68,7 @@ class CpuContext:
 class ModelCallStack:
     """The model call and what is wrapped around it: products redirected to our kernels, whole vectors.
 
-    A wrapper costs time on every call. The first call tells which ones the model needs; `settle` drops the others.
+    A wrapper costs time on every call. The first call shows which ones the model needs; `settle` drops the others.
     """
 
     def __init__(self, model: Any, feature_layers: Sequence[int]) -> None:

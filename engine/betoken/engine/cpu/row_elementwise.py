@@ -1,7 +1,7 @@
 """Elementwise functions with independent rows, in eager forwards on a CPU.
 
 Torch takes numbers in whole vectors, and the last few of a tensor one by one, by scalar code that rounds some functions
-otherwise. Where a row does not fill vectors (a gate of one number, the scores of eight chosen experts), the last rows'
+otherwise. If a row does not fill vectors (a gate of one number, the scores of eight chosen experts), the last rows'
 bits would depend on the number of rows. Compiled forwards mask the last vector instead.
 """
 
@@ -41,7 +41,7 @@ _WHOLE = 64
 class WholeVectors(TorchDispatchMode):
     """Lengthens what such a function is given so that only the addition is taken one by one.
 
-    It holds on one thread: threads divide a tensor where no vector may end.
+    It holds on one thread: threads split a tensor within vectors.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ _WIDENED_OUTPUTS = 4096
 """Rows of a half type's weight that are float32 at a time."""
 
 MakeLinear = Callable[[Tensor, Tensor | None, bool], nn.Module]
-"""weight [N, K], bias [N] or None, whether the result is the float32 sums -> what stands in for the layer."""
+"""weight [N, K], bias [N] or None, whether the result is the float32 sums -> the layer's replacement."""
 
 
 class PackedLinear(nn.Module):
@@ -90,8 +90,8 @@ class BlockProducts(TorchFunctionMode):
 
 
 def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = False) -> None:
-    """Replace every linear layer of a model by `make`'s, or only the one that gives logits, freeing each in turn. A
-    grouped one that gives logits keeps its sums from then on."""
+    """Replace every linear layer of a model by `make`'s, or only the output layer, freeing each in turn. A
+    grouped output layer keeps its sums from then on."""
     last = _id_of_last(model)
     for parent in [module for module in model.modules() if type(module) not in (nn.Linear, Conv1D)]:
         for name, child in list(parent.named_children()):

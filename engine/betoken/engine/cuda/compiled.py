@@ -111,7 +111,7 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
 
 
 def _allow_parts(graph: fx.GraphModule) -> None:
-    """Rows that were a product of their own are now a part of longer ones, which not all that reads them can do."""
+    """Rows of a separate product are now a part of longer ones, which not every consumer supports."""
     for node in list(graph.graph.nodes):
         if node.target is _ATEN.view.default:
             node.target = _ATEN.reshape.default

@@ -22,7 +22,7 @@ Reader = tuple[fx.Node, RowGroupedLinear]
 
 
 def join_grouped(graph: fx.GraphModule, model: torch.nn.Module) -> int:
-    """Join query, key, value and gate, up where they are of one format; returns how many products there are then.
+    """Join query, key, value and gate, up if they have one format; return the number of products.
 
     A product's order of summation follows from its shape, so the joined one may have other bits than the separate ones.
     """

@@ -15,7 +15,7 @@ class MemoryUse:
     free_bytes: int
     """Free, with the forward's own memory still held by the allocator."""
     forward_bytes: int
-    """What that forward needed beside the weights; captured graphs need as much again, in memory of their own."""
+    """Memory of that forward in addition to the weights; captured graphs need as much again, separately."""
 
 
 def measure_forward(run: Callable[[], object], device: torch.device) -> MemoryUse:

@@ -25,7 +25,7 @@ from betoken.kernels.code_folder import private_folder, user_cache_dir
 _LOG = logging.getLogger(__name__)
 
 _START, _END = 0.2, 0.3
-"""Where in loading this stands, as fractions."""
+"""Start and end of this stage of loading, as fractions."""
 
 
 def prepare_cuda(
@@ -38,7 +38,7 @@ def prepare_cuda(
 ) -> tuple[CudaForward, int] | None:
     """The forward and the number of KV pages; None if the model uses operators that may depend on the number of rows.
 
-    The calling thread becomes the one that uses the device.
+    The calling thread is then the one that uses the device.
 
     Raises:
         ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
@@ -85,7 +85,7 @@ def prepare_cuda(
 
 @contextmanager
 def refusing_compiled(is_compiled: bool) -> Iterator[None]:
-    """Whatever is raised meanwhile as the refusal of a compiled model, where it is one."""
+    """Convert errors within the block to the refusal of a compiled model, if they are one."""
     try:
         yield
     except Exception as error:
@@ -97,7 +97,7 @@ def refusing_compiled(is_compiled: bool) -> Iterator[None]:
 
 def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
     """The largest forward, its halves, and those to be recorded. Attention of few rows divides its keys, which takes
-    memory. Tiles are twice as high for twice as many rows, and each height compiles a kernel of its own."""
+    memory. Tiles are twice as high for twice as many rows, and each height compiles a separate kernel."""
     recorded = _recorded_sizes(config)
     num_rows = config.max_batch_rows
     while num_rows > max(recorded, default=0):
@@ -112,7 +112,7 @@ def _recorded_sizes(config: EngineConfig) -> list[int]:
 
 
 def _keep_kernels(config: EngineConfig) -> None:
-    """Triton keeps what it compiled where the worker's other code is kept; it is told by the environment only."""
+    """Triton keeps compiled code in the worker's cache folder, which only the environment can set."""
     if "TRITON_CACHE_DIR" not in os.environ:
         os.environ["TRITON_CACHE_DIR"] = str(private_folder(config.cache_dir or user_cache_dir()) / "triton")
 

@@ -16,7 +16,7 @@ EXPERTS_NAME = "betoken_rows"
 
 
 def use_row_experts(model: Any) -> bool:
-    """Select our experts; False where the model has none we can take."""
+    """Select our experts; False if the model has no supported ones."""
     if not find_experts(model):
         return False
     select_experts(model, EXPERTS_NAME, _row_product)

@@ -31,7 +31,7 @@ class RowLinear(nn.Module):
 
 
 class RowGroupedLinear(GroupedLinear):
-    """The same by a weight of few bits, which stays in them."""
+    """Linear layer with a low-bit weight, which stays quantised."""
 
     def __init__(self, layer: GroupedLinear) -> None:
         super().__init__(layer.grouped, layer.bias)

@@ -1,7 +1,7 @@
 """Layers with a recurrent state: transformers' own code, with our functions in the place of its kernels.
 
 The families of Gated DeltaNet and of Mamba-2 call module-level functions for their convolution and their recurrence.
-Each layer's forward is bound to functions of ours instead. Nothing of transformers is changed.
+Each layer's forward is bound to our functions instead. transformers itself is unchanged.
 """
 
 import inspect

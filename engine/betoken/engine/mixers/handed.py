@@ -1,6 +1,6 @@
 """The context of a model's call, for mixers that the model's code hands nothing to.
 
-Some families keep the keywords of their call from their mixers. So each mixer of ours reads the context here instead.
+Some families keep the keywords of their call from their mixers. So each of our mixers reads the context here instead.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ class Handed:
 
 
 def hand_over(model: nn.Module) -> Handed:
-    """What the model's mixers read; each call of the model sets it."""
+    """Context of the model's mixers; each call of the model sets it."""
     handed = Handed()
     model.register_forward_pre_hook(handed.take, with_kwargs=True)
     model.register_forward_hook(handed.leave, always_call=True)

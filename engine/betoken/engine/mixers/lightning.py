@@ -22,9 +22,9 @@ def decay_names(model: nn.Module) -> set[str]:
 
 
 def restore_decays(model: nn.Module) -> None:
-    """Compute the decays afresh where the checkpoint's are these, rounded.
+    """Compute the decays again if the checkpoint's are rounded versions of them.
 
-    Each would be off by a rounding of its own, so that a block's sums would not be those of its rows.
+    Each would have its own rounding error, so that a chunk's sums would differ from its rows'.
     """
     for module in model.modules():
         if type(module).__name__ == _REPLACED:
@@ -40,7 +40,7 @@ def _exact_decays(mixer: Any) -> dict[str, Tensor]:
 
 
 def _slopes(mixer: Any) -> Tensor:
-    """[H] float32: those of which the checkpoint's are the rounded form, or the checkpoint's own."""
+    """[H] float32: the exact decays whose rounded form the checkpoint has, or the checkpoint's own."""
     stored: Tensor = mixer.slope_rate.detach()
     exact = _exact_decays(mixer)["slope_rate"]
     return (exact if torch.equal(stored, exact.to(stored.dtype)) else stored).float().flatten()

@@ -1,6 +1,6 @@
-"""Mamba's mixer, the first one: a convolution, then a state with a decay of its own for each of its elements.
+"""The mixer of Mamba-1: a convolution, then a state with a separate decay for each element.
 
-Mamba, Falcon-Mamba, Jamba and Zamba differ in norms and in how many groups of channels have projections of their own.
+Mamba, Falcon-Mamba, Jamba and Zamba differ in norms and in the number of channel groups with separate projections.
 """
 
 from typing import Any

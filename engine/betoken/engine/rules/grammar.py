@@ -68,24 +68,24 @@ class GrammarRule(LogitsRule):
         self.commit(output_ids)
 
     def copy(self) -> GrammarRule:
-        """The same rule, which moves by itself."""
+        """A copy of the rule with an independent position."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
 
     def applies_after(self, num_outputs: int) -> bool:
-        """Text after the end of an answer belongs to nobody."""
+        """Text after the end of an answer is ignored."""
         return not self._has_ended
 
     def commit(self, ids: Sequence[int]) -> None:
-        """Follow committed ids; those after the answer's end are nobody's."""
+        """Follow committed ids; ids after the answer's end are ignored."""
         for token_id in ids if not (self._has_ended or self.fault) else ():
             if token_id in self._eos_ids:
                 self._has_ended = True
                 break
             if not self._read(token_id):
                 self.is_inconsistent = not self._matcher.is_error()
-                self.fault = self._matcher.get_error() or f"id {token_id} is not allowed where it stands"
+                self.fault = self._matcher.get_error() or f"id {token_id} is not allowed at its position"
                 break
         self._num_committed += len(ids)
 
@@ -219,7 +219,7 @@ class GrammarRule(LogitsRule):
 
 
 def _only_id(mask: NDArray[np.int32]) -> int | None:
-    """The one id that a mask allows; None where it allows none or several."""
+    """The only id that a mask allows; None if it allows none or several."""
     (words,) = np.nonzero(mask)
     bits = int(mask[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
     return int(words[0]) * 32 + bits.bit_length() - 1 if bits and not bits & (bits - 1) else None

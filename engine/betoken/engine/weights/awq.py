@@ -18,7 +18,7 @@ from betoken.kernels.linear_grouped.codes import pack
 
 METHOD = "awq"
 _NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word the eight columns lie, in their order."""
+"""Positions of the eight columns in a word, in order."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ _KINDS: tuple[CodeKind, ...] = ("nf4", "fp4")
 _STATE = "weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 1 << 16
 _ROWS = 0
-"""What `weight_format` says of an int8 weight that lies row by row."""
+"""Value of `weight_format` for a row-major int8 weight."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWeight | None:
-    """How a layer's weight is stored; None where it is dense.
+    """Storage of a layer's weight; None if it is dense.
 
     Raises:
         ModelRefusedError: a tensor's shape or dtype fits no layout.

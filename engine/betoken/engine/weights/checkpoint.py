@@ -40,12 +40,12 @@ def resolve_directory(
         return Path(snapshot_download(model, revision=revision, tqdm_class=_bar_telling(progress), **options))
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         which = "" if revision is None else f" at revision {revision!r}"
-        what = f"{model!r} is no directory and cannot be fetched from the hub{which}"
+        what = f"{model!r} is not a directory and cannot be fetched from the hub{which}"
         raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _bar_telling(progress: Progress) -> type[tqdm]:
-    """The hub client's progress bar. It shows nothing, since standard error is the log, and tells `progress`."""
+    """The hub client's progress bar. It prints nothing, since standard error is the log, and calls `progress`."""
     lock = Lock()  # several files are fetched at once
 
     class Bar(tqdm):

@@ -1,4 +1,4 @@
-"""Identity of a checkpoint on disk, and of code: what two workers compare before one may stand in for the other."""
+"""Identity of a checkpoint on disk, and of code: compared by two workers before one may replace the other."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ def read_headers(directory: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Files that transformers loads, by name: others beside them depend on how the directory came about."""
+    """Files that transformers loads, by name: other files depend on the origin of the directory."""
     whole, index = directory / SAFE_WEIGHTS_NAME, directory / SAFE_WEIGHTS_INDEX_NAME
     if whole.is_file():
         return [whole]

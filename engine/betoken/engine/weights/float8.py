@@ -34,7 +34,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWeight | None:
-    """How a layer's weight is stored; None where it is dense.
+    """Storage of a layer's weight; None if it is dense.
 
     Raises:
         ModelRefusedError: a tensor's shape or dtype fits no layout.

@@ -17,7 +17,7 @@ from betoken.kernels.linear_grouped import Grouped
 
 METHOD = "gptq"
 _ZERO_LESS = {None: 1, "gptq": 1, "gptq_v2": 0}
-"""What is missing from the stored zeros, by `checkpoint_format`."""
+"""Offset of the stored zeros, by `checkpoint_format`."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWeight | None:
-    """How a layer's weight is stored; None where it is dense.
+    """Storage of a layer's weight; None if it is dense.
 
     Raises:
         ModelRefusedError: a tensor's shape or dtype fits no layout.

@@ -55,12 +55,12 @@ FAMILIES = frozenset(
 
 REFUSED: Mapping[str, str] = {
     "paligemma": "its mask lets the tokens of a prompt see each other, later ones included",
-    "mllama": "its layers attend to images beside the text",
+    "mllama": "its layers attend to images in addition to the text",
     **dict.fromkeys(
         ("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp"),
-        "its attention reads the positions that an index of its own picks",
+        "its attention reads positions selected by a separate index",
     ),
-    "minimax_m3_vl": "its attention reads the blocks of positions that an index of its own picks",
+    "minimax_m3_vl": "its attention reads blocks of positions selected by a separate index",
     **dict.fromkeys(
         ("inkling2", "inkling_mm_model"),
         "a layer convolves keys, values and outputs, and its attention adds logits of distances",
@@ -106,11 +106,13 @@ def check_whole(model_type: str, config_class: Any) -> None:
     if getattr(config_class, "is_encoder_decoder", False) is True:
         raise ModelRefusedError(f"model type {model_type!r} is the decoder of a model with an encoder")
     if _PARTS & set(getattr(config_class, "sub_configs", ())):
-        raise ModelRefusedError(f"model type {model_type!r} is multimodal, and where its text lies is not known here")
+        raise ModelRefusedError(
+            f"model type {model_type!r} is multimodal, and the location of its text model is unknown"
+        )
 
 
 def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the model that is served: the text's of a multimodal one, with what is said beside it."""
+    """The configuration of the model that is served: of a multimodal one the text's, with settings of the outer one."""
     if config.model_type not in FAMILIES or (text := config.get_text_config(decoder=True)) is config:
         return config
     if hasattr(config, "tie_word_embeddings"):  # the class of the whole reads this one
@@ -137,9 +139,9 @@ def media_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def language_tensors(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Tensors of the language model by its own names; all of them where the checkpoint holds nothing else.
+    """Tensors of the language model by its own names; all of them if the checkpoint holds nothing else.
 
-    Published files call it `language_model.model`, `model.language_model`, or, beside `visual`, plainly `model`.
+    Published files call it `language_model.model`, `model.language_model`, or, next to `visual`, simply `model`.
     """
     if not any(_LANGUAGE_MODEL.match(name) for name in tensors):
         return {name: entry for name, entry in tensors.items() if not name.startswith(_TOWERS)}
@@ -154,7 +156,7 @@ def _own_name(name: str) -> str | None:
 
 
 def model_class_of(config: PreTrainedConfig) -> Any:
-    """The class of transformers that a configuration's type selects, or one of ours around its layers."""
+    """The class of transformers that a configuration's type selects, or a custom one around its layers."""
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         return found[0] if isinstance(found, tuple) else found

@@ -54,7 +54,7 @@ class GroupedEmbedding(_GroupedLayer):
     def __init__(self, weight: Grouped, dtype: torch.dtype, scale: float = 1.0) -> None:
         super().__init__(weight)
         self.dtype, self.scale = dtype, scale
-        """What the model computes in, and what it multiplies rows by."""
+        """Element type of the model, and the factor of its rows."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., K]."""
@@ -86,12 +86,12 @@ def in_orders(rows: Tensor, orders: Tensor | None, expert_ids: Tensor) -> Tensor
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer has no code of its own beside its weight's product or look-up."""
+    """Whether a layer only multiplies by its weight or looks it up."""
     return type(layer).forward in (nn.Linear.forward, nn.Embedding.forward, Conv1D.forward)
 
 
 def scale_of(layer: Any, dtype: torch.dtype) -> float | None:
-    """What a layer multiplies its rows by, 1 for most; None where its code is another.
+    """Factor of a layer's rows, 1 for most; None if its code differs.
 
     Args:
         dtype: what the model computes in, to which transformers rounds a scale that is a buffer.

@@ -34,7 +34,7 @@ from betoken.engine.weights.sources import Source, open_source
 _LOG = logging.getLogger(__name__)
 
 _DTYPES = ("bfloat16", "float16", "float32")
-"""What kernels and tolerances exist for."""
+"""Element types with kernels and tolerances."""
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")
 """Names of a model's longest text in its configuration."""
 _JOINING_LAYERS = {
@@ -153,7 +153,7 @@ def check_type(config: dict[str, Any]) -> None:
             f"model type {model_type!r} is code of the checkpoint's own (auto_map in config.json), which is not run"
         )
     if is_known:
-        raise ModelRefusedError(f"model type {model_type!r} is no causal language model of transformers")
+        raise ModelRefusedError(f"model type {model_type!r} is not a causal language model of transformers")
 
 
 def _keep_first_layers(text_config: Any, num_layers: int) -> None:
@@ -180,7 +180,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         "output_loading_info": True,
     }
     try:
-        tell = partial(_tell, config, progress)
+        tell = partial(_log_progress, config, progress)
         select_loading(model_config, config, source.path, tell)
         with _quiet_about_other_layers(config.num_layers is not None):
             model, report = source.load(model_config, keywords, tell)
@@ -188,7 +188,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         raise
     except Exception as error:  # the model's own code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in a table of its own
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in the model's own table
             reason = "its code does not use the attention interface of transformers"
         raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
     computed = decay_names(model) if config.num_layers is None else set()  # they follow from the number of layers
@@ -208,7 +208,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
     return model.to(config.device).eval().requires_grad_(False)
 
 
-def _tell(config: EngineConfig, progress: Progress, fraction: float) -> None:
+def _log_progress(config: EngineConfig, progress: Progress, fraction: float) -> None:
     """Progress through the weights that are read one by one, of loading as a whole."""
     stage = "loading weights" if config.quantize is None else f"rounding weights to {config.quantize}"
     progress(stage, _READ_FROM + (_READ_UNTIL - _READ_FROM) * fraction)
@@ -248,7 +248,7 @@ def _quiet_about_other_layers(is_quiet: bool) -> Iterator[None]:
 
 def _max_context(text_config: Any, asked: int | None) -> int:
     own: int | None = next((getattr(text_config, name) for name in _LENGTHS if hasattr(text_config, name)), None)
-    own = None if own is not None and own < 1 else own  # -1: as many as one likes
+    own = None if own is not None and own < 1 else own  # -1: unlimited
     if own is None and asked is None:
         raise ModelRefusedError("the model names no max_position_embeddings: set max_context")
     if own is not None:

@@ -1,6 +1,6 @@
 """Gives freed memory back to the system while a model is loaded. It knows no weights.
 
-The C library keeps what lies between buffers that stay: after hundreds of weights, several times what they take.
+The C library keeps memory between live buffers: after hundreds of weights, several times what they take.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def give_back() -> None:
-    """Do so where the C library can."""
+    """Do so if the C library supports it."""
     trim = _trim()
     if trim is not None:
         trim(0)

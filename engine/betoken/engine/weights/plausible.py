@@ -34,7 +34,7 @@ def check_files(directory: Path) -> None:
             check_is_file(path)
     if (directory / _ADAPTER).exists():
         has_model = (directory / "config.json").exists()
-        which = "an adapter beside its base model" if has_model else "an adapter without its base model"
+        which = "an adapter together with its base model" if has_model else "an adapter without its base model"
         raise ModelRefusedError(
             f"{directory} holds {which} ({_ADAPTER}), which is not applied: merge the two into one checkpoint,"
             " or leave the adapter out"
@@ -46,14 +46,14 @@ def check_is_file(path: Path) -> None:
     ModelRefusedError: the name belongs to something other than a regular file.
     """
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise ModelRefusedError(f"{path} is no regular file")
+        raise ModelRefusedError(f"{path} is not a regular file")
 
 
 def shard_paths(index: Path, names: list[Any]) -> list[Path]:
-    """The files that an index of weights names, beside it.
+    """The files named by an index of weights, in its folder.
 
     Raises:
-        ModelRefusedError: a name that leaves the directory, or is not that of a weight file.
+        ModelRefusedError: a name that leaves the directory, or does not name a weight file.
     """
     for name in names:
         is_plain = isinstance(name, str) and Path(name).name == name and "\0" not in name

@@ -1,4 +1,4 @@
-"""Which way a checkpoint's weights are loaded: by its tensors, or rounded where they are dense.
+"""Selects how a checkpoint's weights are loaded: from its tensors, or rounded if they are dense.
 
 A method that is not supported is refused by method, field and value.
 """
@@ -27,7 +27,7 @@ _FORMATS: Mapping[str, ModuleType] = {
 def select_loading(
     model_config: Any, config: EngineConfig, source: Path, progress: Callable[[float], None] = lambda fraction: None
 ) -> None:
-    """Set a config's `quantization_config` to how its weights are to be loaded; none where they are dense and stay so.
+    """Set a config's `quantization_config` to how its weights are to be loaded; none if they are dense and stay dense.
 
     Args:
         source: a directory or a GGUF file.
@@ -39,7 +39,7 @@ def select_loading(
     quantization = getattr(model_config, "quantization_config", None)
     if config.quantize is not None:
         if source.is_file():
-            raise ModelRefusedError(f"quantize: {config.quantize}: {source} is a GGUF file, of types of its own")
+            raise ModelRefusedError(f"quantize: {config.quantize}: {source} is a GGUF file, which has its own types")
         if quantization is not None:
             method = quantization.get("quant_method")
             raise ModelRefusedError(f"quantize: {config.quantize}: {config.model} is quantized already, by {method!r}")
@@ -49,7 +49,7 @@ def select_loading(
     if quantization is None:
         return
     if not isinstance(quantization, Mapping):
-        raise ModelRefusedError(f"{config.model}: quantization_config = {quantization!r} is no table of settings")
+        raise ModelRefusedError(f"{config.model}: quantization_config = {quantization!r} is not a table of settings")
     method = _method_of(quantization)
     if method == mxfp4.METHOD:
         model_config.quantization_config = StoredConfig(mxfp4.plan_of(language_tensors(read_headers(source))), progress)

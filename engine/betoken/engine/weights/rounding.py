@@ -48,7 +48,7 @@ def _fetch(tensor: StoredTensor, dtype: torch.dtype, name: str) -> Tensor:
 def _read(kind: Literal["int8", "int4"], path: str, is_transposed: bool, given: Mapping[str, Tensor]) -> Grouped:
     weight = given["weight"]
     if not weight.is_floating_point() or not bool(weight.isfinite().all()):
-        raise ModelRefusedError(f"quantize: {path}.weight holds what is no finite number")
+        raise ModelRefusedError(f"quantize: {path}.weight holds a value that is not finite")
     return rounded(kind, weight.T if is_transposed else weight)
 
 

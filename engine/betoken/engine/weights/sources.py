@@ -46,15 +46,15 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """The mark that tells its weights from others."""
+        """Identifier of its weights."""
         ...
 
     def tokenizer_hash(self) -> str:
-        """`hash_tokenizer_json` of its tokenizer, empty where it has none."""
+        """`hash_tokenizer_json` of its tokenizer, empty if it has none."""
         ...
 
     def tokenizer_text(self) -> str:
-        """Its tokenizer as the text of a tokenizer.json, empty where it has none."""
+        """Its tokenizer as the text of a tokenizer.json, empty if it has none."""
         ...
 
     def load(

@@ -1,4 +1,4 @@
-"""Loading of weights in the bytes of their checkpoint, one by one, beside transformers' own loader.
+"""Loads weights in the bytes of their checkpoint, one by one, in addition to transformers' loader.
 
 Before the loader reads, layers and experts that a plan names are taken out of the model; after it, each is read and put
 back as a grouped one. So no more than one of them is in memory twice. It knows no format: a plan says which tensors a
@@ -34,10 +34,10 @@ class StoredWeight:
     """The weight of its tensors, each of which is read when it is asked for.
 
     Raises:
-        ModelRefusedError: what they hold is no weight.
+        ModelRefusedError: their content is not a weight.
     """
     fetch: Callable[[str], Tensor] | None = None
-    """Reads a tensor by its name; None where the loader brings a dense weight, named `weight`, that is then rounded."""
+    """Reads a tensor by its name; None if the loader reads a dense weight, named `weight`, that is then rounded."""
 
     keys: tuple[str, ...] = ()
     """Names of its tensors in the checkpoint, which the loader then need not see."""
@@ -46,7 +46,7 @@ class StoredWeight:
         """Read it.
 
         Raises:
-            ModelRefusedError: what is stored is no weight.
+            ModelRefusedError: the stored tensors are not a weight.
         """
         return self.read(_Given(self))
 
@@ -87,7 +87,7 @@ class StoredExperts:
         """Read them all.
 
         Raises:
-            ModelRefusedError: what is stored is no weight, of two formats, or of two orders in one expert.
+            ModelRefusedError: the stored tensors are not a weight, of two formats, or of two orders in one expert.
         """
         read = [stored.weight() for stored in self.weights]
         orders = self._orders([weight.order for weight in read])
@@ -98,7 +98,7 @@ class StoredExperts:
         return ExpertWeights(grouped, self.num_experts, orders)
 
     def _orders(self, orders: list[Tensor | None]) -> Tensor | None:
-        """Every expert's order of inputs [E, K] int32, None where all have their own."""
+        """Every expert's order of inputs [E, K] int32, None if all have their own."""
         given = next((order for order in orders if order is not None), None)
         if given is None:
             return None
@@ -137,11 +137,11 @@ class StoredConfig(QuantizationConfigMixin):
 def load_beside(
     model_class: Any, config: Any, state: dict[str, Any], keywords: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """A model whose weights are the values of `state`, but for those that a `StoredConfig` names; and the report.
+    """A model whose weights are the values of `state`, except the ones named by a `StoredConfig`; and the report.
 
     Args:
-        state: slices, as safetensors has them, by name; it loses those that are named.
-        keywords: those of `from_pretrained`.
+        state: slices, as safetensors has them, by name; the named ones are removed.
+        keywords: arguments of `from_pretrained`.
     """
     quantization = getattr(config, "quantization_config", None)
     if isinstance(quantization, StoredConfig):
@@ -159,14 +159,14 @@ def load_beside(
 
 
 def _no_parameter(weight: Tensor) -> Tensor:
-    """A stand-in for a parameter, which a model that draws its first weights leaves alone."""
+    """Placeholder of a parameter, ignored by a model's weight initialisation."""
     found = weight.data
     found._is_hf_initialized = True  # type: ignore[attr-defined]
     return found
 
 
 class _StoredLayer(nn.Module):
-    """Stands in for a layer while the others are loaded."""
+    """Placeholder of a layer while the others are loaded."""
 
     def __init__(self, layer: nn.Module, scale: float) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class _StoredQuantizer(HfQuantizer):
             elif stored.fetch is not None:
                 layer = model.get_submodule(path)
                 if (scale := scale_of(layer, model.dtype)) is None:
-                    raise ModelRefusedError(f"{path} is quantized, and {type(layer).__name__} has code of its own")
+                    raise ModelRefusedError(f"{path} is quantized, and {type(layer).__name__} has custom code")
                 model.set_submodule(path, _StoredLayer(layer, scale))
                 model.all_tied_weights_keys.pop(f"{path}.weight", None)  # the plan names both ends
 

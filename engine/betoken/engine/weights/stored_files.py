@@ -1,6 +1,6 @@
 """The tensors of a layer's quantised weight in safetensors files, read from their headers.
 
-It knows names, shapes and dtypes, and how codes of 2, 4 and 8 bits lie in words; it knows no format.
+It knows names, shapes and dtypes, and the packing of 2-, 4- and 8-bit codes in words; it knows no format.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ class StoredTensors:
 Files = Mapping[str, StoredTensor]
 """The tensors of a checkpoint by name."""
 ReadLayer = Callable[[StoredTensors], StoredWeight | None]
-"""How a layer's weight is stored, None where it is dense."""
+"""Storage of a layer's weight, None if it is dense."""
 
 
 def split_name(key: str) -> tuple[str, str]:
@@ -104,7 +104,7 @@ def by_layer(files: Files) -> dict[str, dict[str, Spec]]:
 
 
 def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
-    """Layers for whose tensors `stored` has a reading; those of which it gives None stay dense."""
+    """Layers whose tensors `stored` can read; layers for which it returns None stay dense."""
 
     def plan(model: Any) -> dict[str, Stored]:
         specs = by_layer(files)
@@ -133,7 +133,7 @@ def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
 
 
 class _Places:
-    """Where a checkpoint's layers go in a model, by transformers' own table."""
+    """Maps a checkpoint's layers to a model's, by transformers' own table."""
 
     def __init__(self, model: Any) -> None:
         transforms: list[Any] = get_model_conversion_mapping(model)
@@ -191,7 +191,7 @@ def _experts_of(
     layers: Mapping[str, list[str]],
     specs: Mapping[str, Mapping[str, Spec]],
 ) -> StoredExperts | None:
-    """The experts of a module, one after the other, each of its parts one below the other; None where all are dense."""
+    """The experts of a module, one after the other, each of its parts one below the other; None if all are dense."""
     is_quantized = any(set(specs[layer]) - {"weight", "bias"} for part in layers.values() for layer in part)
     parent, _, name = path.rpartition(".")
     module = model.get_submodule(parent) if is_quantized else None
@@ -266,7 +266,7 @@ def integer_weight(
 
 
 def order_of(tensors: StoredTensors, name: str, groups: Tensor | None, group: int) -> Tensor | None:
-    """Inputs [K] int32 so that each group's lie beside each other, from the group of each input [K]; None if they do.
+    """Permutation [K] int32 that makes each group contiguous, from the group of each input [K]; None if they are.
 
     Raises:
         ModelRefusedError: an index past the last group, or a group of another size.
@@ -277,7 +277,7 @@ def order_of(tensors: StoredTensors, name: str, groups: Tensor | None, group: in
         return None
     lowest, highest, last = int(groups.min()), int(groups.max()), -(-num_inputs // group) - 1
     if lowest < 0 or highest > last:
-        raise tensors.refuse(name, f"{lowest if lowest < 0 else highest} is no group: they are 0 to {last}")
+        raise tensors.refuse(name, f"{lowest if lowest < 0 else highest} is not a group: groups are 0 to {last}")
     order = groups.long().argsort(stable=True)
     if not torch.equal(groups.long()[order], natural):
         raise tensors.refuse(name, f"groups that are not of {group} inputs each")

@@ -44,7 +44,7 @@ _PICKLED = (".bin", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies. What transformers' loader asks of a slice, it answers."""
+    """Location of a tensor. Implements the slice interface of transformers' loader."""
 
     path: Path
     name: str
@@ -73,7 +73,7 @@ class StoredTensor:
         return tensor
 
     def read(self) -> Tensor:
-        """The tensor, in memory of its own.
+        """The tensor, in separate memory.
 
         Raises:
             ModelRefusedError: a dtype that torch has not, or the file ends before it does.
@@ -139,7 +139,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file.
 
     Raises:
-        ModelRefusedError: it is no safetensors file, or cut off, or says of a tensor what cannot be.
+        ModelRefusedError: it is not a safetensors file, is truncated, or has an inconsistent tensor.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

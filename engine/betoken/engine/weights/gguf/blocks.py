@@ -13,7 +13,7 @@ from betoken.kernels.linear_grouped import Grouped
 
 
 def read_blocks(type_name: str, blocks: Tensor, num_inputs: int, name: str) -> Grouped:
-    """The weight of a tensor's bytes, uint8 [N, bytes of K inputs]; `name` is told where it is refused.
+    """The weight of a tensor's bytes, uint8 [N, bytes of K inputs]; `name` is used in errors.
 
     Raises:
         ModelRefusedError: a scale or an offset is not finite.

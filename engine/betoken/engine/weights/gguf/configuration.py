@@ -67,7 +67,7 @@ class _Keys:
         self._read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """The value, None where the file lacks it."""
+        """The value, None if the file lacks it."""
         self._read.add(name)
         return self.values.get(name)
 
@@ -119,7 +119,7 @@ def _by_function(keys: _Keys) -> Given:
 
 
 class _Recording(dict[str, Any]):
-    """The metadata as transformers has it, the vocabulary as its length, that tells which keys are read."""
+    """The metadata in transformers' form, the vocabulary as its length; records which keys are read."""
 
     def __init__(self, metadata: Mapping[str, Any], keys: _Keys) -> None:
         super().__init__(metadata)

@@ -1,7 +1,7 @@
-"""Where the tensors of a GGUF file go in a model, and how their numbers are moved on the way.
+"""Maps tensors of a GGUF file to a model's parameters, including permutations.
 
-transformers tells it in two ways: older architectures by a table of names and a processor, newer ones by the transforms
-of its own loader. It knows names and orders, not types or files.
+transformers defines it in two ways: older architectures by a table of names and a processor, newer ones by transforms
+of its loader. It knows names and orders, not types or files.
 """
 
 import re
@@ -37,7 +37,7 @@ class Places(Protocol):
     """The places of a file's tensors."""
 
     def of(self, name: str) -> Place | None:
-        """A tensor's place by its name; None for one that the model lacks."""
+        """A tensor's place by name; None if the model lacks it."""
         ...
 
     def moved(self, name: str, numbers: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class _ByTable:
 
     def moved(self, name: str, numbers: Tensor) -> Tensor:
         """See `Places`."""
-        beside: dict[str, Any] = {"tensors": {}}  # where a processor leaves what it has named itself
+        beside: dict[str, Any] = {"tensors": {}}  # receives tensors that a processor renames itself
         taken = self._processor.process(weights=numbers.numpy(), name=name, parsed_parameters=beside).weights
         return torch.from_numpy(np.ascontiguousarray(taken))
 

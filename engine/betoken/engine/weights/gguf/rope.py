@@ -1,6 +1,6 @@
 """How a GGUF file stretches positions: by a factor, by YaRN, or by a factor of every frequency.
 
-The last lie in tensors of a few numbers, which are read here.
+The last ones are stored in small tensors, which are read here.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from betoken.common.gguf import GgufHeader
 from betoken.engine.errors import ModelRefusedError
 
 _FACTORS = "gguf_factors"
-"""Rope type of ours: each frequency is divided by a factor."""
+"""Custom rope type: each frequency is divided by a factor."""
 _ORIGINAL = "rope.scaling.original_context_length"
 
 
@@ -62,7 +62,7 @@ def _read_factors(header: GgufHeader, names: tuple[str, ...]) -> list[list[float
             raise ModelRefusedError(f"tensor {tensor.name!r}, {tensor.type} {list(tensor.shape)}: no row of F32")
         numbers = np.fromfile(header.path, np.float32, tensor.shape[0], offset=tensor.start)
         if not (np.isfinite(numbers) & (numbers > 0)).all():
-            raise ModelRefusedError(f"tensor {tensor.name!r}: a factor is no finite number above 0")
+            raise ModelRefusedError(f"tensor {tensor.name!r}: a factor is not a finite number above 0")
         factors.append(numbers.tolist())
     return factors
 

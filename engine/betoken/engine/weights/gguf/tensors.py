@@ -1,6 +1,6 @@
 """The tensors of a GGUF file as the weights of a model, read one by one from the file.
 
-It knows types and shapes; `places` where a tensor goes.
+It knows types and shapes; `places` knows the parameters.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def hash_header(header: GgufHeader) -> str:
 def load(
     header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
 ) -> tuple[Any, dict[str, Any]]:
-    """The model and transformers' report of what it lacks; `keywords` are those of `from_pretrained`, `progress` gets
+    """The model and transformers' report of what it lacks; `keywords` go to `from_pretrained`, `progress` gets
     the fraction of weights read so far.
 
     Raises:
@@ -140,7 +140,7 @@ class _Placed:
         path, _, own = name.rpartition(".")
         module = self.model.get_submodule(path)
         if not is_experts(module) or module.is_transposed:
-            raise self.refuse(tensors[0], f"is no weight of experts of {type(self.model).__name__} as they are run")
+            raise self.refuse(tensors[0], f"is not a weight of experts of {type(self.model).__name__} as they are run")
         num_experts, height, num_inputs = getattr(module, own).shape
         expected = (num_experts, height // len(tensors), num_inputs)
         for tensor in tensors:
@@ -186,7 +186,7 @@ def _read(header: GgufHeader, tensor: GgufTensor, inputs: Tensor | None, tensors
 
 
 class _Dense:
-    """A weight of numbers, read when transformers asks for it; of experts, its parts beside each other."""
+    """A weight of numbers, read when transformers asks for it; of experts, its concatenated parts."""
 
     def __init__(self, placed: _Placed, tensors: list[GgufTensor]) -> None:
         self._placed, self._tensors = placed, tensors
