@@ -19,7 +19,7 @@ GENERATE = "/betoken.v1.GenerationService/Generate"
 VERIFY_LINK = "/betoken.v1.VerifyService/Link"
 PROMPT = "def f(x):\n    return"
 BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "empty prompt": ("", {}, "prompt"),
+    "empty prompt": ("", {"add_special_tokens": False}, "prompt"),
     "no ids": ([], {}, "prompt_ids.ids"),
     "id out of range": ([0, 1 << 20], {}, "prompt_ids.ids[1]"),
     "too long": ([1] * 100_000, {}, "prompt_ids.ids"),

@@ -45,8 +45,8 @@ def test_what_is_there_is_not_missed(files):
     tls = {name: files[name] for name in ("tls_cert_file", "tls_key_file")}
     keys = {"api_keys_file": files["api_keys_file"]}
     assert "without TLS" not in warning_of(router(host="0.0.0.0", **tls))
-    assert "key or certificate" in warning_of(router(host="0.0.0.0", **tls))
-    assert "key or certificate" not in warning_of(router(host="0.0.0.0", **keys))
+    assert "key or client certificate" in warning_of(router(host="0.0.0.0", **tls))
+    assert "key or client certificate" not in warning_of(router(host="0.0.0.0", **keys))
     assert warning_of(router(host="0.0.0.0", **tls, **keys)) == ""
     assert warning_of(router(host="0.0.0.0", **tls, tls_client_ca_file=files["tls_cert_file"])) == ""
 

@@ -126,9 +126,9 @@ def test_limits_equal_the_comments_of_the_proto():
         r"([\d.]+) to \d+\. Neutral: 1\.\n  optional float repetition": sampling_limits.MIN_REPETITION_PENALTY,
         r"to (\d+)\. Neutral: 1\.\n  optional float repetition": sampling_limits.MAX_REPETITION_PENALTY,
         r"unique ids, at most (\d+) entries": sampling_limits.MAX_LOGIT_BIASES,
-        r"first of these; at most (\d+), each": sampling_limits.MAX_STOP_STRINGS,
+        r"first match; at most (\d+), each": sampling_limits.MAX_STOP_STRINGS,
         r"each 1 to (\d+) bytes": sampling_limits.MAX_STOP_STRING_BYTES,
-        r"besides EOS; at most (\d+)": sampling_limits.MAX_STOP_TOKEN_IDS,
+        r"in addition to EOS; at most (\d+)": sampling_limits.MAX_STOP_TOKEN_IDS,
         r"besides the token itself; 0 to (\d+)": sampling_limits.MAX_LOGPROBS,
         r"finite, -100 to (\d+)": sampling_limits.MAX_LOGIT_BIAS,
     }.items():
