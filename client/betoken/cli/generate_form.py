@@ -120,7 +120,9 @@ class GenerateForm(Connection):
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Draft tokens per round; default: adaptive.", rich_help_panel=_SPECULATION)
     ] = None
-    off: Annotated[bool, typer.Option("--off", help="Decode plainly.", rich_help_panel=_SPECULATION)] = False
+    off: Annotated[bool, typer.Option("--off", help="Decode without speculation.", rich_help_panel=_SPECULATION)] = (
+        False
+    )
     mode: Annotated[
         VerificationMode | None,
         typer.Option(help="rejection: exact in distribution; typical: lossy.", rich_help_panel=_SPECULATION),

@@ -52,7 +52,7 @@ class UpForm:
         typer.Option(
             envvar="BETOKEN_ATTACHED_DRAFTERS",
             help=f"Drafters that verify workers run between their forwards; empty = none; default: {_USUAL_ATTACHED} if"
-            " there is no draft model and --drafters is not given.",
+            " neither a draft model nor --drafters is given.",
         ),
     ] = None
     dtype: Annotated[str, typer.Option(envvar="BETOKEN_DTYPE", help="bfloat16, float16, float32 or auto.")] = "bfloat16"

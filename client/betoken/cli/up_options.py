@@ -45,7 +45,7 @@ def drafter_models(target: str, draft: str, weights: Mapping[str, str]) -> Simpl
 
     absent = dict.fromkeys((need for spec in SPECS.values() for need in spec.needs), "")
     of_target = {option.name: target for option in target_options()}
-    return SimpleNamespace(**absent | weights | of_target | {"model": draft})
+    return SimpleNamespace(**absent | dict(weights) | of_target | {"model": draft})
 
 
 def drafters(asked: str | None, models: SimpleNamespace, attached: Sequence[str]) -> list[str]:
@@ -77,7 +77,7 @@ def drafters(asked: str | None, models: SimpleNamespace, attached: Sequence[str]
 def attached(
     asked: str | None, asked_hosted: str | None, models: SimpleNamespace, verify_options: Sequence[str]
 ) -> tuple[str, ...]:
-    """The drafters that verify workers attach; by default the usual ones if there is no draft model.
+    """The drafters that verify workers attach; by default the usual ones without a draft model.
 
     Raises:
         typer.BadParameter: no verify worker can attach one of those asked for.

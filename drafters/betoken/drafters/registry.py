@@ -8,7 +8,7 @@ from typing import Any
 
 from betoken.drafters.plugin import is_plugin_path
 from betoken.drafters.settings import Option
-from betoken.drafters.spec import DrafterSpec
+from betoken.drafters.spec import DrafterSpec as DrafterSpec
 
 _FOLDERS = (
     "fused",

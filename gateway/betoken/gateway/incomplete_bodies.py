@@ -54,7 +54,8 @@ class IncompleteBodies:
             self.num_bytes -= body.num_bytes
 
     def _evict(self, size: Callable[[dict[IncompleteBody, None]], int]) -> None:
-        oldest = next(iter(max(self._by_address.values(), key=size)))
+        largest = max(self._by_address.values(), key=size)
+        oldest = next(iter(largest))
         self.remove(oldest)
         oldest.evict()
 

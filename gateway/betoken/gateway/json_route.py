@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from typing import Any
+from typing import Any, cast
 
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
@@ -33,7 +33,7 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
-        adapter: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation)
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, self.body_field.field_info.annotation))
 
         async def handle(request: Request) -> Response:
             raw = await request.body()
