@@ -110,13 +110,13 @@ def test_models_of_different_tokenizers_are_refused_whatever_their_names(tmp_pat
 
 def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):
     asked = settings(tiny, tmp_path, drafters=("lookahead",), lookahead_model=str(tmp_path / "nowhere"))
-    with pytest.raises(FailedPreconditionError, match="--lookahead-model = .*nowhere"):
+    with pytest.raises(FailedPreconditionError, match="--lookahead-model: .*nowhere"):
         load_drafters(asked, no_progress)
 
 
 @pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300])
 def test_a_name_that_no_directory_can_have_stops_the_worker(model, tmp_path):
-    with pytest.raises(FailedPreconditionError, match="--model = "):
+    with pytest.raises(FailedPreconditionError, match="--model: "):
         load_drafters(settings(model, tmp_path, drafters=("model",)), no_progress)
 
 

@@ -63,7 +63,8 @@ async def test_a_draft_worker_that_hangs_after_the_sixth_piece_is_one_short_wait
                 await stack.pause_draft_worker()
     finally:
         await stack.resume_draft_worker()
-    assert max(gaps_s) < 1.5, f"longest gap {max(gaps_s):.1f} s"
+    waits_s = [gap_s for gap_s in gaps_s if gap_s > 0.5]  # several waits had lasted more than five seconds in all
+    assert sum(waits_s) < 4.0, f"waits of {waits_s} s"
     await until_drafted_again(stack, prompts[0])
 
 

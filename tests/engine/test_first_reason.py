@@ -26,7 +26,7 @@ _LONGCAT = {
 _OWN_ATTENTION = "its code does not use the attention interface"
 _READS_WEIGHTS = "its code reads the weight of linear layers itself"
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
-    "rwkv": ({**_SIZES, "attention_hidden_size": 32, "context_length": 64}, "its state is divided by a sum"),
+    "rwkv": ({**_SIZES, "attention_hidden_size": 32, "context_length": 64}, "its state is divided by a separate sum"),
     "xlnet": ({"d_model": 32, "d_inner": 64, **_HEADS}, _OWN_ATTENTION),
     "openai-gpt": ({"n_embd": 32, "n_positions": 64, **_HEADS}, _OWN_ATTENTION),
     "longcat_flash": (_LONGCAT, _READS_WEIGHTS),
@@ -71,7 +71,7 @@ def test_an_adapter_is_not_left_out_without_a_word(has_model: bool, tmp_path: Pa
         save_tiny(tmp_path, "llama")
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     reason = refusal(tmp_path)
-    assert ("beside its base model" in reason) is has_model and "merge the two" in reason
+    assert ("together with its base model" in reason) is has_model and "merge the two" in reason
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"])

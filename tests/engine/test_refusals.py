@@ -74,13 +74,16 @@ def test_code_of_a_checkpoint_is_not_run(
 def test_a_type_that_is_no_language_model_is_reported(model_type: str, tmp_path: Path) -> None:
     """Not by the names of all that are, nor by what else it lacks."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is no causal language model"):
+    with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is not a causal language model"):
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize(
     ("model_type", "reason"),
-    [("bart", "is the decoder of a model with an encoder"), ("got_ocr2", "is multimodal, and where its text lies")],
+    [
+        ("bart", "is the decoder of a model with an encoder"),
+        ("got_ocr2", "is multimodal, and the location of its text"),
+    ],
 )
 def test_a_part_of_another_model_is_reported(model_type: str, reason: str, tmp_path: Path) -> None:
     """transformers counts them among its causal language models."""
@@ -238,7 +241,7 @@ def test_a_directory_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
-    with pytest.raises(ModelRefusedError, match=r"'/home/somebody/model' cannot be looked at: Permission denied"):
+    with pytest.raises(ModelRefusedError, match=r"'/home/somebody/model': cannot be read: Permission denied"):
         resolve_directory("/home/somebody/model", None)
 
 

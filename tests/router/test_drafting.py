@@ -91,7 +91,9 @@ class FakeSession:
         self.is_late = self.is_closed = False
         self.timeouts_s: list[float] = []
 
-    async def draft(self, base_length: int, num_tokens: int, vocab_size: int, timeout_s: float, **_: Any) -> Draft:
+    async def draft(
+        self, base_length: int, next_id: int, num_tokens: int, vocab_size: int, timeout_s: float, **_: Any
+    ) -> Draft:
         assert not self.is_closed
         self.timeouts_s.append(timeout_s)
         if self.outcome is not None:

@@ -120,6 +120,7 @@ def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricRe
         (names.METRIC_FAILED_DRAFTS, "ngram", "timeout"): 2,
         (names.METRIC_FAILED_DRAFTS, "fault", "ngram"): 1,
         (names.METRIC_FAILOVERS,): 1,
+        (names.METRIC_REJECTED_KEY_FILES,): 0,
         (names.METRIC_REQUESTS_RUNNING,): 4,
         (names.METRIC_REQUESTS_WAITING,): 7,
     }

@@ -57,8 +57,6 @@ async def test_text_is_tokenized_without_special_tokens(make_cluster: MakeCluste
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"prediction": {"text": ""}}, "prediction.text"),
-        ({"prediction": expecting([])}, "prediction.ids.ids"),
         ({"prediction": {}}, "prediction"),
         ({"prediction": expecting([10**6])}, "prediction.ids.ids"),
         ({"prediction": expecting([1] * 5000)}, "prediction.ids.ids"),

@@ -58,11 +58,11 @@ async def test_too_many_and_resumed_ones_are_refused(
     assert isinstance(error, InvalidArgumentError) and error.field == field
 
 
-async def test_one_that_fails_ends_all_and_frees_them(make_cluster: MakeCluster) -> None:
+async def test_more_answers_than_streams_and_queue_hold_are_rejected(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(max_concurrency=2, max_queue=1, model=FakeModel(vocab_size=1000))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await answers(cluster, 6)
-    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await cluster.until_idle()
     both = await asyncio.gather(answers(cluster, 2), cluster.generate(**FIELDS), return_exceptions=True)
     assert len(both) == 2

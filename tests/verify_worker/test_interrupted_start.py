@@ -26,7 +26,7 @@ def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, status: in
     compiler.chmod(0o755)
     temporary.mkdir()
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache").chmod(0o770)  # so that code is kept in the folder of temporary files
+    (tmp_path / "cache").chmod(0o777)  # so that code is kept in the folder of temporary files
     ready = tmp_path / "run" / "ready"
     ready.parent.mkdir()
     command = [sys.executable, "-m", "betoken.verify_worker", "--model", str(save_tiny(tmp_path / "m", "llama"))]
