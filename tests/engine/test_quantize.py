@@ -97,7 +97,7 @@ def test_what_transformers_cannot_make_is_refused(tmp_path: Path) -> None:
     source = Path(save(tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
     for fields, reason in (
-        ({"model_type": "vit"}, "no causal language model"),
+        ({"model_type": "vit"}, "not a causal language model"),
         ({"model_type": "none"}, "none"),
         ({"auto_map": {"AutoModelForCausalLM": "own.Model"}, "model_type": "own"}, "code of the checkpoint's own"),
     ):

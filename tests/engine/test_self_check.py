@@ -46,5 +46,5 @@ def test_tokens_of_a_mixture_may_stray_in_a_half_type(monkeypatch: pytest.Monkey
 def test_anything_else_is_a_fault(
     dtype: str, wrong_rows: set[int], is_mixture: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelRefusedError, match="from those of the model's own eager forward"):
+    with pytest.raises(ModelRefusedError, match="from the model's own eager forward"):
         check(dtype, wrong_rows, is_mixture, monkeypatch)

@@ -91,7 +91,7 @@ async def by_http(port: int, prompt: str, num_tokens: int, seed: int) -> Timed:
     data = json.dumps(body | {"ignore_eos": True, "stream": True, "betoken": {"off": True}}).encode()
     start = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     text, times, lines = "", [], []
     async for line in reader:

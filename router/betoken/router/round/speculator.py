@@ -72,7 +72,7 @@ class Speculator:
         self._timeout_s = timeout_s
         self._first_timeout_s = first_timeout_s
         self._gate = gate
-        self._timer = StepTimer(gate)
+        self._timer = StepTimer(gate, is_named=request.is_drafter_fixed)
         self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
         """The worker asked last."""

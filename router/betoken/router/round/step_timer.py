@@ -22,9 +22,10 @@ class _Asked(Enum):
 class StepTimer:
     """The steps of one request, as the gate hears of them."""
 
-    def __init__(self, gate: SpeculationGate | None) -> None:
-        """`gate`: receives token rates; None = unused."""
-        self._gate = gate
+    def __init__(self, gate: SpeculationGate | None, *, is_named: bool = False) -> None:
+        """`gate`: receives token rates; None = unused. `is_named`: drafts made while the policy is off are trials of a
+        named drafter, and not the rest of drafting that has just ended."""
+        self._gate, self._is_named = gate, is_named
         self._asked = _Asked.NOTHING
         self._num_draft_tokens = 0
         self._waiting_s = 0.0
@@ -60,5 +61,5 @@ class StepTimer:
         step = Step(began_s, now_s, num_tokens, num_rows, waiting_s, row_s)
         if self._is_speculating == gate.is_open:
             gate.record(step)
-        elif num_rows > 1:
+        elif num_rows > 1 and self._is_named:
             gate.learn(step)
