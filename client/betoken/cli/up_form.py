@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from betoken.drafters.settings import Option
+    from betoken.drafters.registry import Option
 
 _WORKERS = "Workers"
 _WEIGHTS = "Models and weights of drafters"

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from betoken.drafters.plugin import is_plugin_path
-from betoken.drafters.settings import Option
+from betoken.drafters.settings import Option as Option
 from betoken.drafters.spec import DrafterSpec as DrafterSpec
 
 _FOLDERS = (
