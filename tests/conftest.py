@@ -15,7 +15,7 @@ from tests.clock import CLOCK, Clock
 # What is imported and collected stays. Searching it for garbage took two fifths of the time until the first test.
 gc.disable()
 CLOCK.install()
-# An example that is slow because of a machine pause is no fault. Every run has the same examples, so that a failing one
+# An example slowed down by a machine pause is not a fault. Every run has the same examples, so that a failing one
 # is the change's; `--hypothesis-profile=search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("tests", settings.get_profile("search"), derandomize=True)

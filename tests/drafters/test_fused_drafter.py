@@ -302,10 +302,10 @@ def test_a_draft_under_terms_is_credited_with_more_than_the_number_asked_for(fak
     assert num_asked > 85, "17 tokens in three seconds to 3 in one"
 
 
-@pytest.mark.parametrize("tell", [random.Random(1).random, list])
-def test_a_confidence_that_is_not_an_integer_is_ignored(fake_runner_class, tell):
+@pytest.mark.parametrize("report", [random.Random(1).random, list])
+def test_a_confidence_that_is_not_an_integer_is_ignored(fake_runner_class, report):
     bench = Shadowed(fake_runner_class())
-    bench.knowing.confidence = lambda sequence: tell()
+    bench.knowing.confidence = lambda sequence: report()
     bench.open(1, [6], "fused", max_length=10_000)
     asked = [bench.round(1) for _ in range(100)]
     assert sum(asked[:10]) >= 1 and sum(asked[10:]) == 0, "as without one"

@@ -59,11 +59,19 @@ async def test_too_many_and_resumed_ones_are_refused(
 
 
 async def test_more_answers_than_streams_and_queue_hold_are_rejected(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(max_concurrency=2, max_queue=1, model=FakeModel(vocab_size=1000))
+    cluster = await make_cluster(max_concurrency=2, max_queue=1)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await answers(cluster, 6)
-    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await cluster.until_idle()
-    both = await asyncio.gather(answers(cluster, 2), cluster.generate(**FIELDS), return_exceptions=True)
-    assert len(both) == 2
+    error = from_rpc_error(failed.value)
+    assert isinstance(error, InvalidArgumentError) and error.field == "n"
+
+
+async def test_an_answer_that_finds_no_place_ends_the_others_and_frees_them(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(max_concurrency=2, max_queue=1, step_s=0.05, model=FakeModel(vocab_size=1000))
+    other = asyncio.create_task(cluster.generate(**FIELDS))
+    await cluster.until(lambda: bool(cluster.verifiers[0].opened))
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await answers(cluster, 3)
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len((await other).ids) == FIELDS["max_new_tokens"]
     await cluster.until_idle()

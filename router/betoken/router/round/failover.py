@@ -30,7 +30,7 @@ _MAX_RETRY_PAUSE_S = 1.0
 _MAX_FAULTS = 3
 """Attempts in a row that fail by a worker's own fault; then it is the sequence that it cannot serve."""
 _SILENCE_SHARE = 0.5
-"""Part of the allowed time after which a worker without progress is left for another, even one that connects later."""
+"""Part of the allowed time after which a worker without progress is left for another worker, even a later one."""
 _PROGRESS_SHARE = 0.05
 """Part of the allowed time after which progress counts again. Workers report it many times per second."""
 
@@ -175,7 +175,7 @@ class Failover:
                 waiting.extend(now_s + self._timeout_s)
 
     def _pending(self, waiting: _Waiting) -> None:
-        """A worker processes the sequence, or will. Once reopened, this is no progress for waiting sequences."""
+        """A worker processes the sequence, or will. Once reopened, waiting sequences gain nothing from it."""
         if waiting not in self._waiting:
             return
         self._progressed()
