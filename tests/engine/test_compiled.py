@@ -88,7 +88,7 @@ def test_a_cache_that_others_can_write_is_not_used(
     caches: list[Path] = []
     monkeypatch.setattr("betoken.engine.compiled.set_inductor_cache", caches.append)
     monkeypatch.setattr("torch._inductor.standalone_compile", lambda *_, **__: None)
-    tmp_path.chmod(0o770)
+    tmp_path.chmod(0o777)
     compile_traced(lambda: torch.fx.GraphModule({}, torch.fx.Graph()), (), {}, tmp_path)
     assert tmp_path not in caches[0].parents and f"not kept in {tmp_path}" in caplog.text
 

@@ -225,7 +225,7 @@ def test_info_and_step_costs(tmp_path: Path) -> None:
     stages: list[float] = []
     config = EngineConfig(save_tiny(tmp_path, "gpt2"), dtype="auto", num_pages=50, compile="off")
     runner = load_runner(config, lambda stage, fraction: stages.append(fraction))
-    assert stages == sorted(stages) and stages[-1] == 1.0
+    assert stages and stages == sorted(stages)
     info = runner.info
     assert (info.dtype, info.vocab_size, info.max_context, info.eos_token_ids) == ("float32", 101, 640, (0,))
     assert len(info.weights_fingerprint) == 64 and info.tokenizer_hash == ""

@@ -157,7 +157,7 @@ def test_a_library_that_others_can_replace_is_not_loaded(monkeypatch: pytest.Mon
         pytest.skip("no compiler")
     monkeypatch.setattr(build, "_compile", lambda compiler, library, path: path.touch())
     kept = build.build(cpu.LIBRARY, tmp_path)
-    tmp_path.chmod(0o770)
+    tmp_path.chmod(0o777)
     assert build.build(cpu.LIBRARY, tmp_path) != kept
 
 

@@ -201,7 +201,7 @@ def compile_wrongly(call: ModelCall, *rest: object) -> ModelCall:
 
 @pytest.mark.parametrize(
     ("compile_call", "warning"),
-    [(fail_to_compile, "reads the weather"), (compile_wrongly, "eager forward in the mean")],
+    [(fail_to_compile, "reads the weather"), (compile_wrongly, "eager forward on average")],
 )
 def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_layers(
     compile_call: Callable[..., ModelCall],

@@ -73,7 +73,7 @@ class DrafterHost:
     @property
     def has_work(self) -> bool:
         """Whether a drafter has something to do, such as computing a long prompt."""
-        return bool(self._open) and any(self._has_work(name) for name in self._drafters)
+        return any(self._has_work(name) for name in self._drafters)
 
     def find(self, key: SequenceKey) -> HostedSequence | None:
         """The hosted sequence of this key; None without one."""
