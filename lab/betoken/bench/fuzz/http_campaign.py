@@ -96,7 +96,8 @@ def _fault(status: int, response: bytes, accepted: frozenset[int]) -> str:
     head, _, body = response.partition(b"\r\n\r\n")
     if status >= 400 and body:  # a response to HEAD has none
         try:
-            return "" if json.loads(body.partition(b"HTTP/1.1 ")[0])["error"]["message"] else "no message"
+            error, _ = json.JSONDecoder().raw_decode(body.decode())  # responses to what follows may come after it
+            return "" if error["error"]["message"] else "no message"
         except (ValueError, LookupError, TypeError):
             return "an error in another form"
     if b"text/event-stream" in head:
