@@ -94,6 +94,21 @@ def test_modules_import_each_other_in_one_direction():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@pytest.mark.parametrize("package", ["router"])
+def test_folders_of_a_package_import_each_other_in_one_direction(package):
+    """Modules outside any folder count as one folder, which may import all others and is imported by none."""
+    modules = dict(module_files(package))
+    folders = {name: path.parent.name if path.parent.name != package else "" for name, path in modules.items()}
+    edges: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    for name, path in modules.items():
+        for _, raw in imports_of(path):
+            found = nearest(raw, modules)
+            if found is not None and found != f"betoken.{package}" and folders[found] != folders[name]:
+                edges[folders[name]].add(folders[found])
+    assert not [folder for folder in edges if "" in edges[folder]]
+    assert list(TopologicalSorter(edges).static_order())[-1] == ""
+
+
 def test_the_namespace_has_no_init_file():
     assert list(ROOT.glob("*/betoken/__init__.py")) == []
 

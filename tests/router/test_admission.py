@@ -12,8 +12,12 @@ from betoken.router.policy.admission import Admission
 from betoken.router.workers.circuit_breaker import CircuitBreaker
 
 
-def no_worker(waited_s: float) -> UnavailableError:
-    return UnavailableError(f"nobody for {waited_s} s")
+class Workers:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+
+    def none_ready(self, waited_s: float) -> UnavailableError:
+        return UnavailableError(f"nobody for {waited_s} s")
 
 
 async def hold(admission: Admission, log: list[str], name: str, release: asyncio.Event) -> None:
@@ -23,7 +27,7 @@ async def hold(admission: Admission, log: list[str], name: str, release: asyncio
 
 
 async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
-    admission = Admission(2, 1, 5.0, lambda: 100, no_worker)
+    admission = Admission(2, 1, 5.0, Workers(100))
     log: list[str] = []
     release = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -42,7 +46,7 @@ async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
 
 
 async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
-    admission = Admission(1, 5, 0.02, lambda: 1, no_worker)
+    admission = Admission(1, 5, 0.02, Workers(1))
     async with admission.slot():
         with pytest.raises(ResourceExhaustedError, match="not admitted"):
             async with admission.slot():
@@ -53,8 +57,8 @@ async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
 
 
 async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends() -> None:
-    capacity = 0
-    admission = Admission(4, 5, 0.3, lambda: capacity, no_worker)
+    workers = Workers(0)
+    admission = Admission(4, 5, 0.3, workers)
     with pytest.raises(UnavailableError, match="nobody for 0.3 s"):
         async with admission.slot():
             pass
@@ -65,7 +69,7 @@ async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends()
             tasks.create_task(hold(admission, log, name, release))
         await asyncio.sleep(0)
         assert log == []
-        capacity = 1
+        workers.capacity = 1
         admission.capacity_changed()
         await asyncio.sleep(0.01)
         assert log == ["a"]
@@ -74,7 +78,7 @@ async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends()
 
 
 async def test_a_cancelled_waiter_gives_its_place_away() -> None:
-    admission = Admission(1, 5, 5.0, lambda: 1, no_worker)
+    admission = Admission(1, 5, 5.0, Workers(1))
     log: list[str] = []
     release = asyncio.Event()
     tasks = [asyncio.ensure_future(hold(admission, log, name, release)) for name in "abc"]
@@ -87,7 +91,7 @@ async def test_a_cancelled_waiter_gives_its_place_away() -> None:
 
 
 async def test_cancelled_in_the_turn_it_was_admitted() -> None:
-    admission = Admission(1, 5, 5.0, lambda: 1, no_worker)
+    admission = Admission(1, 5, 5.0, Workers(1))
     log: list[str] = []
     never = asyncio.Event()
     async with admission.slot():
@@ -120,7 +124,7 @@ def test_the_circuit_opens_after_failures_in_a_row_and_closes_with_a_probe() -> 
 
 
 async def test_turns_go_to_the_tenant_with_fewest_running() -> None:
-    admission = Admission(2, 10, 5.0, lambda: 100, no_worker)
+    admission = Admission(2, 10, 5.0, Workers(100))
     log: list[str] = []
     releases = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2")}
     async with asyncio.TaskGroup() as tasks:
@@ -144,7 +148,7 @@ async def hold_as(admission: Admission, log: list[str], name: str, release: asyn
 
 
 async def test_a_full_queue_makes_room_for_a_tenant_with_less_in_it() -> None:
-    admission = Admission(1, 3, 5.0, lambda: 1, no_worker)
+    admission = Admission(1, 3, 5.0, Workers(1))
     log: list[str] = []
     release = asyncio.Event()
     tasks = {}
@@ -165,7 +169,7 @@ async def test_a_full_queue_makes_room_for_a_tenant_with_less_in_it() -> None:
 
 
 async def test_a_request_at_its_own_limit_does_not_block_others() -> None:
-    admission = Admission(4, 10, 5.0, lambda: 4, no_worker)
+    admission = Admission(4, 10, 5.0, Workers(4))
     account = Account("key k", Limits(max_streams=1))
     log: list[str] = []
     release = asyncio.Event()
@@ -192,7 +196,7 @@ async def test_a_request_at_its_own_limit_does_not_block_others() -> None:
 
 
 async def test_evicted_and_cancelled_in_one_turn() -> None:
-    admission = Admission(1, 2, 5.0, lambda: 1, no_worker)
+    admission = Admission(1, 2, 5.0, Workers(1))
     log: list[str] = []
     release = asyncio.Event()
     tasks = []

@@ -13,7 +13,7 @@ import pytest
 
 from betoken.common.economy.terms import AskingTime
 from betoken.common.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.drafting import TRANSITIONS, DraftingEvent, DraftingState, after
 from betoken.router.round.speculator import Speculator
 from betoken.router.workers.draft import Draft

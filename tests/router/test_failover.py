@@ -10,7 +10,7 @@ import pytest
 from asyncio_pool import AioPool
 
 from betoken.common.errors import UnavailableError
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.failover import Committed, Failover
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from betoken.common.errors import UnavailableError
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round import speculator
 from betoken.router.round.failover import _AttemptFailedError
 from betoken.router.round.speculator import Speculator

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import processors
 
 from betoken.common.errors import from_rpc_error
+from betoken.router.responses import finish_of
 from betoken.router.round.events import Finished
 from betoken.router.round.stats import SpeculationCounts
-from betoken.router.servicer import _finish
 from betoken.router.text.answer import FinishReason
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc import fast_wake
@@ -285,7 +285,7 @@ def test_every_count_leaves_under_its_own_name() -> None:
             setattr(counts, name, [number] if name.endswith("_per_position") else number)
     counts.num_failed_drafts_by_reason.update(timeout=50, lost=51)
     counts.policy = pb.SpeculationPolicy(reason="on")
-    finish = _finish(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
+    finish = finish_of(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
     for name in names:
         assert getattr(finish.speculation, name) == getattr(counts, name), name
     assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)
@@ -413,7 +413,7 @@ async def test_a_default_drafter_without_a_host_is_logged_and_not_used(
     make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = await make_cluster(drafter="typo")
-    (warning,) = [record.message for record in caplog.records if record.name == "betoken.router.core"]
+    (warning,) = [record.message for record in caplog.records if record.name == "betoken.router.workers.fleet_log"]
     assert "--drafter typo" in warning and "they host model, ngram" in warning
     reply = await cluster.generate(max_new_tokens=20, ignore_eos=True)
     assert (reply.start.drafter, reply.finish.speculation.num_drafts) == ("", 0)

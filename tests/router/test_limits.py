@@ -18,8 +18,7 @@ from betoken.common.errors import (
     from_rpc_error,
 )
 from betoken.router import intake
-from betoken.router.core import Event
-from betoken.router.round.events import Tokens
+from betoken.router.round.events import Event, Tokens
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.v1 import generation_pb2 as pb

@@ -1,6 +1,7 @@
-"""From a client's message to a validated request: limits, tokens, sampling, drafter.
+"""From a client's message to a validated request, in stages: `Received`, `Parsed`, `Encoded`, `GenerationRequest`.
 
-The edge where bad input is refused, naming field, value and limit; behind it nothing is checked again.
+Each stage takes a record and returns a richer one. All bad input is rejected here, by field, value and limit; no later
+part checks it again.
 """
 
 from __future__ import annotations
@@ -8,58 +9,72 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from betoken.common.seeds import derived_seed
 from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
-from betoken.router.policy.drafter_choice import (
-    check_num_draft_tokens,
-    choose_drafter,
-    choose_predicting,
-    default_num_draft_tokens,
-)
-from betoken.router.request import GenerationRequest
-from betoken.router.text.chat import chat_of
-from betoken.router.text.constraint import check_constraint
-from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
+from betoken.router.request.generation import GenerationRequest
+from betoken.router.request.worker_identity import ServedModel
+from betoken.router.text.constraint import ConstraintLimits, check_constraint
 from betoken.router.text.tokenizer import Tokenizer
+from betoken.router.tokenization import predicted_ids, prompt_ids
 from betoken.rpc.sampling import resolve_sampling
 from betoken.rpc.validation import (
-    check_is_text,
     check_num_received,
     check_range,
-    validate_detokenize,
     validate_generate,
-    validate_prompt_ids,
     validate_resume_ids,
     validate_sampling,
-    validate_tokenize,
 )
-from betoken.v1.generation_pb2 import (
-    ChatMessages,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    GenerateRequest,
-    Speculation,
-    TokenizeRequest,
-)
+from betoken.v1.generation_pb2 import GenerateRequest, Speculation
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_UNSPECIFIED,
-    DrafterChoice,
     SamplingParams,
     VerificationMode,
     WorkerHello,
 )
 
-_DECODED_AT_ONCE = 4096  # more ids are turned into text on a thread: about a millisecond
-_UNMET_MAX_TOKENS = 1 << 17
-"""Maximum number of tokens of a text until a worker has reported the model's context."""
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A call's message, not checked yet."""
+
+    message: GenerateRequest
+    caller: Caller
+    request_id: str
+    traceparent: str
+    timeout_s: float | None
+    """Seconds until the client's deadline; None = no deadline."""
+    deadline_s: float
+    """The earlier of the client's and the router's deadline, `time.monotonic()`."""
+    received_ns: int
+    """`time.perf_counter_ns()` of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A well-formed message for the served model."""
+
+    received: Received
+    tenant: str
+    served: ServedModel
+    is_resumed: bool
+    """Whether it resumes a broken stream, even one without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A request with its ids and its resolved sampling."""
+
+    parsed: Parsed
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    """Every field set, the seed included."""
+    predicted_ids: Sequence[int]
 
 
 async def prepare(
@@ -71,7 +86,7 @@ async def prepare(
     traceparent: str,
     timeout_s: float | None,
 ) -> GenerationRequest:
-    """The validated request; `timeout_s` is what the client's deadline leaves, None without one.
+    """The validated request; `timeout_s`: seconds until the client's deadline, None = no deadline.
 
     Raises:
         InvalidArgumentError: a field outside its limits, or a constraint that cannot be kept.
@@ -82,67 +97,79 @@ async def prepare(
     """
     limit_s = min(router.settings.max_request_s, math.inf if timeout_s is None else timeout_s)
     deadline_s, received_ns = time.monotonic() + limit_s, time.perf_counter_ns()
+    received = Received(message, caller, request_id, traceparent, timeout_s, deadline_s, received_ns)
+    return await resolve(await encode(await parse(received, router), router), router)
+
+
+async def parse(received: Received, router: Router) -> Parsed:
+    """Check the message, without its text, against the caller, the served model and the router's limits."""
+    message, settings = received.message, router.settings
     validate_generate(message)
-    tenant = caller.tenant_of(message.tenant)
-    model, identity, system_fingerprint, eos_token_ids = await router.model(timeout_s)
-    _check_system(message, router, model, system_fingerprint)
-    settings = router.settings
+    tenant = received.caller.tenant_of(message.tenant)
+    served = await router.model(received.timeout_s)
+    if message.model and not router.verify.serves(message.model):
+        raise NotFoundError(f"model {message.model!r} is not served here; {served.hello.model_id!r} is")
+    if message.system_fingerprint not in ("", served.system_fingerprint):
+        raise FailedPreconditionError(
+            f"system_fingerprint {message.system_fingerprint!r} is not served here; {served.system_fingerprint!r} is"
+        )
     check_range("n", message.n or 1, 1, min(settings.max_answers, settings.max_concurrency + settings.max_queue))
     is_resumed = bool(message.resume_ids or message.system_fingerprint)  # the latter: broken before the first token
     if not is_resumed:
-        check_num_draft_tokens(message.speculation, model, router)
-    prompt_ids = await _prompt_ids(message, model, router)
-    sampling = _sampling(message, model, len(prompt_ids), router.tokenizer)
-    predicted_ids = await _predicted_ids(message, model, router)
-    drafter = _drafter(message, router, is_predicted=bool(predicted_ids), is_resumed=is_resumed)
-    constraint = await check_constraint(message, model, sampling, eos_token_ids, prompt_ids, router)
+        router.drafters.check_num_draft_tokens(message.speculation, served.hello)
+    return Parsed(received, tenant, served, is_resumed)
+
+
+async def encode(parsed: Parsed, router: Router) -> Encoded:
+    """Tokenize the texts, and set every sampling field."""
+    message, model = parsed.received.message, parsed.served.hello
+    ids = await prompt_ids(message, model, router)
+    sampling = _sampling(message, model, len(ids), router.tokenizer)
+    return Encoded(parsed, ids, sampling, await predicted_ids(message, model, router))
+
+
+async def resolve(encoded: Encoded, router: Router) -> GenerationRequest:
+    """Select the drafter, compile the constraint, and check the rest: every field of the result is set."""
+    parsed, received = encoded.parsed, encoded.parsed.received
+    message, served = received.message, parsed.served
+    speculation, sampling, num_prompt = message.speculation, encoded.sampling, len(encoded.prompt_ids)
+    drafter = router.drafters.choose(
+        speculation, is_predicted=bool(encoded.predicted_ids), is_resumed=parsed.is_resumed
+    )
+    limits = ConstraintLimits(router.settings.max_constraint_bytes, router.settings.constraint_timeout_s)
+    constraint = await check_constraint(
+        message, served.hello, sampling, served.eos_token_ids, encoded.prompt_ids, router.tokenizer, limits
+    )
     return GenerationRequest(
-        request_id=request_id,
-        model=message.model or model.model_id,
-        prompt_ids=array("I", prompt_ids),  # a tenth of the memory of Python's own numbers
+        request_id=received.request_id,
+        model=message.model or served.hello.model_id,
+        prompt_ids=encoded.prompt_ids,
         sampling=sampling,
-        mode=_mode(message.speculation, model),
-        **_typical_bounds(message.speculation),
-        eos_token_ids=eos_token_ids,
-        max_length=len(prompt_ids) + sampling.max_new_tokens,
-        identity=identity,
-        system_fingerprint=system_fingerprint,
+        mode=_mode(speculation, served.hello),
+        **_typical_bounds(speculation),
+        eos_token_ids=served.eos_token_ids,
+        max_length=num_prompt + sampling.max_new_tokens,
+        identity=served.identity,
+        system_fingerprint=served.system_fingerprint,
         resume_ids=tuple(message.resume_ids),
-        num_received_logprobs=_num_received_logprobs(message, prompt_ids),
+        num_received_logprobs=_num_received_logprobs(message, num_prompt),
         constraint=constraint,
-        predicted_ids=predicted_ids,
+        predicted_ids=encoded.predicted_ids,
         drafter=drafter,
-        is_resumed=is_resumed,
-        is_drafter_fixed=bool(message.speculation.drafter.name or message.speculation.drafter.settings),
-        num_draft_tokens=message.speculation.num_draft_tokens or default_num_draft_tokens(model, router),
-        reports_rounds=message.speculation.report_rounds,
-        tenant=tenant,
-        accounts=caller.accounts,
-        traceparent=traceparent,
-        deadline_s=deadline_s,
-        received_ns=received_ns,
+        is_resumed=parsed.is_resumed,
+        is_drafter_fixed=bool(speculation.drafter.name or speculation.drafter.settings),
+        num_draft_tokens=speculation.num_draft_tokens or router.drafters.default_num_draft_tokens(served.hello),
+        reports_rounds=speculation.report_rounds,
+        tenant=parsed.tenant,
+        accounts=received.caller.accounts,
+        traceparent=received.traceparent,
+        deadline_s=received.deadline_s,
+        received_ns=received.received_ns,
     )
 
 
-def _drafter(message: GenerateRequest, router: Router, *, is_predicted: bool, is_resumed: bool) -> DrafterChoice | None:
-    drafter = choose_drafter(message.speculation, router, is_resumed=is_resumed)
-    if not is_predicted:
-        return drafter
-    return choose_predicting(drafter, message.speculation, router, is_resumed=is_resumed)
-
-
-def _check_system(message: GenerateRequest, router: Router, model: WorkerHello, system_fingerprint: str) -> None:
-    """Refuse what asks for another model or system."""
-    if message.model and not router.verify.serves(message.model):
-        raise NotFoundError(f"model {message.model!r} is not served here; {model.model_id!r} is")
-    if message.system_fingerprint not in ("", system_fingerprint):
-        raise FailedPreconditionError(
-            f"system_fingerprint {message.system_fingerprint!r} is not served here; {system_fingerprint!r} is"
-        )
-
-
 def _sampling(message: GenerateRequest, model: WorkerHello, prompt_length: int, tokenizer: Tokenizer) -> SamplingParams:
-    """How tokens are chosen, every field set. Refuses what the model cannot honour, and resumed ids that do not fit."""
+    """The sampling with every field set. Rejects fields that the model does not support, and invalid resumed ids."""
     vocab_size, max_context = model.vocab_size, model.max_context
     validate_sampling(message.sampling, vocab_size=vocab_size, max_context=max_context, prompt_length=prompt_length)
     _check_stop_strings(message.sampling.stop, tokenizer)
@@ -164,121 +191,18 @@ def _sampling(message: GenerateRequest, model: WorkerHello, prompt_length: int, 
     return sampling
 
 
-def further_answers(first: GenerationRequest, num_answers: int) -> list[GenerationRequest]:
-    """The requests of all answers but the first, each with its own seed and id."""
-    further = []
-    for index in range(1, num_answers):
-        sampling = SamplingParams()
-        sampling.CopyFrom(first.sampling)
-        sampling.seed = derived_seed(first.sampling.seed, index)
-        further.append(
-            replace(
-                first,
-                request_id=f"{first.request_id}.{index}",
-                sampling=sampling,
-                num_received_logprobs=first.num_prompt_logprobs,
-                is_further=True,
-            )
-        )
-    return further
-
-
-def _num_received_logprobs(message: GenerateRequest, prompt_ids: Sequence[int]) -> int:
-    """Entries of the prompt's logprobs that the client has, all of them once it has a token."""
-    check_num_received("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, len(prompt_ids))
-    return len(prompt_ids) - 1 if message.resume_ids else message.resume_prompt_logprobs
-
-
 def _check_stop_strings(stops: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Refuse what no answer can hold."""
+    """Reject stop strings that no answer can contain."""
     for index, stop in enumerate(stops):
         if absent := tokenizer.alphabet.absent(stop):
             limit = f"must be of characters that the model's tokens make: none makes {absent[0]!r}"
             raise InvalidArgumentError(f"sampling.stop[{index}]", stop, limit)
 
 
-async def tokenize(message: TokenizeRequest, router: Router) -> Sequence[int]:
-    """Ids of a text or chat, as `prepare` would make them.
-
-    Raises:
-        InvalidArgumentError: no input, or messages the model's template refuses.
-    """
-    validate_tokenize(message)
-    if message.WhichOneof("input") == "prompt":
-        return await _encode_prompt(message, router)
-    return await _encode_messages(message.messages, router)
-
-
-async def detokenize(message: DetokenizeRequest, router: Router, vocab_size: int) -> DetokenizeResponse:
-    """Text of ids, and the bytes of each.
-
-    Raises:
-        InvalidArgumentError: no ids, too many, or one beyond the vocabulary.
-    """
-    validate_detokenize(message, vocab_size)
-    tokenizer, ids = router.tokenizer, tuple(message.ids)
-
-    def decode() -> DetokenizeResponse:
-        return DetokenizeResponse(text=tokenizer.decode(ids), pieces=map(tokenizer.token_bytes, ids))
-
-    return decode() if len(ids) <= _DECODED_AT_ONCE else await on_text_thread(decode, len(ids))
-
-
-async def _prompt_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
-    """The input's ids, up to the context's size."""
-    ids: Sequence[int]
-    match field := message.WhichOneof("input"):
-        case "prompt":
-            ids = await _encode_prompt(message, router) or _beginning(message, router.tokenizer)
-        case "messages":
-            ids = await _encode_messages(message.messages, router)
-        case _:
-            field, ids = "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
-    validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
-    check_is_text(ids, model.media_token_ids, field)
-    return ids
-
-
-def _beginning(message: GenerateRequest, tokenizer: Tokenizer) -> Sequence[int]:
-    """Return BOS, from which an empty prompt starts.
-
-    Raises:
-        InvalidArgumentError: the tokenizer has none, or special tokens are not wanted.
-    """
-    if tokenizer.bos_id is None or not _adds_special_tokens(message):
-        raise InvalidArgumentError("prompt", "0 tokens", "must have a token unless BOS is added")
-    return [tokenizer.bos_id]
-
-
-async def _predicted_ids(message: GenerateRequest, model: WorkerHello, router: Router) -> Sequence[int]:
-    """The predicted answer; empty without a prediction, or if it is empty."""
-    field, ids = "prediction.ids.ids", cast(Sequence[int], message.prediction.ids.ids)
-    if message.prediction.WhichOneof("kind") == "text":
-        field, text = "prediction.text", message.prediction.text
-        ids = await encode_text(text, router.tokenizer, _limits(router), field, add_special_tokens=False)
-    if not ids:
-        return ()
-    validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)
-    return array("I", ids)
-
-
-def _limits(router: Router) -> TextLimits:
-    served = router.verify.model
-    max_tokens = served.hello.max_context if served is not None else _UNMET_MAX_TOKENS
-    return TextLimits(router.settings.max_prompt_bytes, max_tokens)
-
-
-async def _encode_prompt(message: GenerateRequest | TokenizeRequest, router: Router) -> Sequence[int]:
-    adds = _adds_special_tokens(message)
-    return await encode_text(message.prompt, router.tokenizer, _limits(router), add_special_tokens=adds)
-
-
-def _adds_special_tokens(message: GenerateRequest | TokenizeRequest) -> bool:
-    return message.add_special_tokens or not message.HasField("add_special_tokens")
-
-
-async def _encode_messages(messages: ChatMessages, router: Router) -> Sequence[int]:
-    return await encode_chat(chat_of(messages), router.tokenizer, _limits(router))
+def _num_received_logprobs(message: GenerateRequest, num_prompt_ids: int) -> int:
+    """Number of prompt logprobs that the client has, all of them once it has a token."""
+    check_num_received("resume_prompt_logprobs", message.resume_prompt_logprobs, message.sampling, num_prompt_ids)
+    return num_prompt_ids - 1 if message.resume_ids else message.resume_prompt_logprobs
 
 
 def _typical_bounds(speculation: Speculation) -> dict[str, Any]:

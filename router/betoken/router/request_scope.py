@@ -22,7 +22,7 @@ from betoken.common.errors import (
 )
 from betoken.common.logs import fields
 from betoken.common.trace import Span, trace_id_of, traceparent_of
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.events import Event, Finished, Tokens
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.spans import describe_answer, describe_request

@@ -11,11 +11,10 @@ from pydantic import Field, field_validator, model_validator
 
 from betoken.common.address import UNIX_PREFIX, is_host_port, is_socket
 from betoken.common.tls import ClientTls
+from betoken.router.workers.drafter_choice import AUTO_DRAFTER
 from betoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
 
-AUTO_DRAFTER = "auto"
-NO_DRAFTER = "none"
 _BESIDE_PROMPT_BYTES = 1 << 20
 """Room in a message for all but its text."""
 

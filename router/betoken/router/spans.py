@@ -10,7 +10,7 @@ from opentelemetry.util.types import AttributeValue
 
 from betoken.common import names
 from betoken.common.trace import Span
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.events import Finished
 
 

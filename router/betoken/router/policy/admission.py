@@ -8,14 +8,28 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from betoken.common.errors import ResourceExhaustedError, UnavailableError
 from betoken.router.policy.account import Account
 from betoken.router.policy.fair_queue import FairQueue, Place
 
 _MIN_RETRY_AFTER_S, _MAX_RETRY_AFTER_S = 0.1, 60.0
+
+
+class Workers(Protocol):
+    """The verify workers, as admission needs them."""
+
+    @property
+    def capacity(self) -> int:
+        """Requests that they can hold right now."""
+        ...
+
+    def none_ready(self, waited_s: float) -> UnavailableError:
+        """The error after `waited_s` seconds without any capacity."""
+        ...
 
 
 class Admission:
@@ -26,18 +40,13 @@ class Admission:
         max_concurrency: int,
         max_queue: int,
         timeout_s: float,
-        capacity: Callable[[], int],
-        no_worker: Callable[[float], UnavailableError],
+        workers: Workers,
     ) -> None:
-        """`capacity`: requests the workers can hold right now; `capacity_changed` must follow its changes.
-
-        `no_worker`: the error's text after a number of seconds without any capacity.
-        """
+        """`capacity_changed` must follow each change of the capacity of `workers`."""
         self._max_concurrency = max_concurrency
         self._max_queue = max_queue
         self._timeout_s = timeout_s
-        self._capacity = capacity
-        self._no_worker = no_worker
+        self._workers = workers
         self._queue = FairQueue()
         self._mean_service_s = 1.0
         self._idle = asyncio.Event()
@@ -137,15 +146,15 @@ class Admission:
         self._queue.add(place)
 
     def _too_late(self, waited_s: float) -> ResourceExhaustedError | UnavailableError:
-        if self._capacity() <= 0:
-            return self._no_worker(waited_s)
+        if self._workers.capacity <= 0:
+            return self._workers.none_ready(waited_s)
         return ResourceExhaustedError(
             f"not admitted within {waited_s:.3g} s: {self.num_running} requests run",
             retry_after_s=self._retry_after_s(),
         )
 
     def _limit(self) -> int:
-        return min(self._max_concurrency, self._capacity())
+        return min(self._max_concurrency, self._workers.capacity)
 
     def _retry_after_s(self) -> float:
         """Expected time until a request that comes now would start."""

@@ -11,7 +11,7 @@ from collections import Counter
 from betoken.common.economy.gate import PolicyState, SpeculationGate, Step
 from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
 from betoken.router.policy.named_drafter import NamedDrafterTrials
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import VerifySession
 from betoken.v1.verify_pb2 import Verdict

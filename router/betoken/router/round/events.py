@@ -5,11 +5,11 @@ Knows no gRPC and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.stats import SpeculationCounts
 from betoken.router.text.answer import FinishReason
 from betoken.v1.generation_pb2 import RoundTimes
@@ -81,3 +81,4 @@ class Finished:
 
 
 Event: TypeAlias = Started | PromptLogprobsPart | Tokens | Finished
+Emit: TypeAlias = Callable[[Event], Awaitable[None]]

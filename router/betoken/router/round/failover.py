@@ -16,13 +16,13 @@ from typing import NamedTuple
 from asyncio_pool import AioPool
 
 from betoken.common.errors import InternalError, ResourceExhaustedError, UnavailableError
-from betoken.router.request import GenerationRequest, waiting_s
+from betoken.router.request.generation import GenerationRequest, waiting_s
+from betoken.router.request.worker_identity import WorkerIdentity
 from betoken.router.workers.bounded import run_bounded
 from betoken.router.workers.verify_pool import VerifyPool
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.router.workers.verify_worker import VerifyWorker
-from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.v1.verify_pb2 import PromptLogprobs, Verdict
 
 _RETRY_PAUSE_S = 0.05

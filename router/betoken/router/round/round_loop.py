@@ -12,21 +12,18 @@ from dataclasses import dataclass, field, replace
 
 from betoken.common.economy.terms import EmptyDraftPause, row_seconds
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
-from betoken.router.policy.speculation_policies import PolicyKind
-from betoken.router.request import GenerationRequest
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
 from betoken.router.round.events import PromptLogprobsPart
 from betoken.router.round.failover import Committed, Failover
+from betoken.router.round.generation import Placed
+from betoken.router.round.speculation_policies import PolicyKind
 from betoken.router.round.speculator import Speculator, of_request
-from betoken.router.round.stats import SpeculationCounts
 from betoken.router.round.token_buffer import TokenBuffer
-from betoken.router.text.answer import Answer
 from betoken.router.workers.attached_draft import attached_draft
 from betoken.router.workers.draft import NO_DRAFT, Draft
 from betoken.router.workers.verify_requests import Grant, Verification
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
-from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
 from betoken.v1.verify_pb2 import PromptLogprobs
 
@@ -58,27 +55,24 @@ class RoundLoop:
 
     def __init__(
         self,
-        request: GenerationRequest,
-        answer: Answer,
-        worker: VerifyWorker,
+        placed: Placed,
         speculator: Speculator,
+        attached: AttachedRounds,
         failover: Failover,
         buffer: TokenBuffer,
-        counts: SpeculationCounts,
-        attached: AttachedRounds,
     ) -> None:
-        """`answer` holds the request's resume_ids already; `counts` are filled, up to where it ends."""
+        request, answer, counts = placed.generation.request, placed.generation.answer, placed.generation.counts
         self._request = request
         self._opened_as = request
         """The request as verify workers see it: without a drafter that the last one refused."""
         self._is_taken = request.has_begun
         """Whether a worker has taken it: a drafter that another one refuses then costs drafts."""
         self._answer = answer
-        self._worker = worker
+        self._worker = placed.worker
         self._speculator = speculator
         self._failover = failover
         self._buffer = buffer
-        self._identity = worker.identity
+        self._identity = placed.worker.identity
         self._session: VerifySession | None = None
         self._pause = EmptyDraftPause()
         self._step = _Step()

@@ -21,7 +21,7 @@ from betoken.common.errors import (
 )
 from betoken.router.policy.draft_terms import draft_terms, terms_entry
 from betoken.router.policy.named_drafter import NamedDrafterTrials
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft

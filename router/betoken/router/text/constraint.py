@@ -1,23 +1,30 @@
-"""The early word on a request's constraint: compiled here too, so that a bad one is refused before any work.
+"""Compiles a request's constraint in the router, to reject an invalid one before any work on it.
 
-Knows the message and the tokenizer; what the workers make of it they compile themselves.
+Workers compile the constraint again for themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.router.text.encoding import on_text_thread
 from betoken.router.text.thought import thought_first
+from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.validation import validate_constraint
 from betoken.v1.generation_pb2 import GenerateRequest
 from betoken.v1.types_pb2 import Constraint, SamplingParams, WorkerHello
 
-if TYPE_CHECKING:
-    from betoken.router.core import Router
+
+@dataclass(frozen=True, slots=True)
+class ConstraintLimits:
+    """Limits of one constraint."""
+
+    max_bytes: int
+    timeout_s: float
+    """Longest time to compile, seconds."""
 
 
 async def check_constraint(
@@ -26,7 +33,8 @@ async def check_constraint(
     sampling: SamplingParams,
     eos_token_ids: Sequence[int],
     prompt_ids: Sequence[int],
-    router: Router,
+    tokenizer: Tokenizer,
+    limits: ConstraintLimits,
 ) -> Constraint | None:
     """The constraint of the answer's ids, thoughts included, None without one; `sampling` is resolved.
 
@@ -36,8 +44,8 @@ async def check_constraint(
     """
     if not message.HasField("constraint"):
         return None
-    constraint, settings = message.constraint, router.settings
-    validate_constraint(constraint, settings.max_constraint_bytes)
+    constraint = message.constraint
+    validate_constraint(constraint, limits.max_bytes)
     field = f"constraint.{constraint.WhichOneof('kind')}"
     if not model.supports_constraints:
         raise InvalidArgumentError(field, "set", "must be absent, as the verify workers keep none for this tokenizer")
@@ -45,7 +53,7 @@ async def check_constraint(
         raise InvalidArgumentError(field, "set", "must be absent, as the model has no EOS that would end the answer")
     if sampling.ignore_eos:
         raise InvalidArgumentError("sampling.ignore_eos", True, "must be false with a constraint, which EOS ends")
-    tokenizer, resume_ids = router.tokenizer, message.resume_ids
+    resume_ids = message.resume_ids
     grammars = await on_text_thread(lambda: tokenizer.grammars, 0)  # takes a second or some at its first use
     is_new_turn = message.WhichOneof("input") == "messages" and not message.messages.continue_final_message
 
@@ -56,10 +64,10 @@ async def check_constraint(
         return whole, grammars.num_allowed(matcher, resume_ids, eos_token_ids)
 
     try:
-        async with asyncio.timeout(settings.constraint_timeout_s):
+        async with asyncio.timeout(limits.timeout_s):
             whole, num_allowed = await on_text_thread(compile_, constraint.ByteSize())
     except TimeoutError:
-        limit = f"must compile within {settings.constraint_timeout_s:g} s (--constraint-timeout-s)"
+        limit = f"must compile within {limits.timeout_s:g} s (--constraint-timeout-s)"
         raise InvalidArgumentError(field, f"{constraint.ByteSize()} bytes", limit) from None
     if num_allowed < len(resume_ids):
         raise InvalidArgumentError(

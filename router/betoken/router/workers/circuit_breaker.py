@@ -6,6 +6,15 @@ Closed: work is given. Open: none is, until a probe succeeds. Knows neither work
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
+
+
+class BreakerOptions(NamedTuple):
+    """Arguments of a `CircuitBreaker`."""
+
+    max_failures: int
+    min_pause_s: float
+    max_pause_s: float
 
 
 class CircuitBreaker:

@@ -7,16 +7,16 @@ so that no client waits for a worker that hangs. Knows nothing of verdicts or te
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from asyncio_pool import AioPool
 
-from betoken.router.workers.circuit_breaker import CircuitBreaker
+from betoken.router.workers.circuit_breaker import BreakerOptions, CircuitBreaker
 from betoken.router.workers.draft_worker import DraftWorker
+from betoken.router.workers.handshakes import Handshakes
 from betoken.router.workers.worker import WorkerOptions
 from betoken.router.workers.worker_pool import WorkerPool
 from betoken.rpc.link import LinkState
-from betoken.v1.types_pb2 import WorkerHello
 
 
 class DraftPool(WorkerPool[DraftWorker]):
@@ -27,12 +27,14 @@ class DraftPool(WorkerPool[DraftWorker]):
         addresses: Sequence[str],
         options: WorkerOptions,
         probe_timeout_s: float,
-        make_breaker: Callable[[], CircuitBreaker],
-        check_hello: Callable[[WorkerHello], None],
-        on_up: Callable[[], None],
+        breaker: BreakerOptions,
+        handshakes: Handshakes,
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer; `on_up` follows each that was met."""
-        super().__init__(DraftWorker(address, options, make_breaker(), check_hello, on_up) for address in addresses)
+        """Subscribers are called after each worker that connected."""
+        check = handshakes.check_draft
+        super().__init__(
+            DraftWorker(address, options, CircuitBreaker(*breaker), check, self._notify) for address in addresses
+        )
         self._probe_timeout_s = probe_timeout_s
 
     @property

@@ -15,7 +15,7 @@ from asyncio_pool import AioPool
 
 from betoken.common.economy.terms import AskingTime, PriceTrials
 from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.bounded import run_bounded
 from betoken.router.workers.circuit_breaker import CircuitBreaker
 from betoken.router.workers.draft_session import (

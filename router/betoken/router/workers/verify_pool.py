@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from betoken.common.errors import FailedPreconditionError, UnavailableError
+from betoken.router.request.worker_identity import ServedModel, WorkerIdentity
+from betoken.router.workers.handshakes import Handshakes
 from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.router.workers.worker import WorkerOptions
-from betoken.router.workers.worker_identity import ServedModel, WorkerIdentity
 from betoken.router.workers.worker_pool import WorkerPool
 from betoken.v1.types_pb2 import WorkerHello
 
@@ -27,24 +28,19 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         addresses: Sequence[str],
         options: WorkerOptions,
         verify_timeout_s: float,
-        check_hello: Callable[[WorkerHello], None],
-        served_model: Callable[[WorkerHello], ServedModel],
-        on_change: Callable[[], None],
+        handshakes: Handshakes,
         *,
         allow_weights_change: bool = False,
     ) -> None:
-        """`check_hello` raises for workers that do not fit the tokenizer; `served_model` says what a worker serves with
-        it; `on_change` follows changes of capacity; `allow_weights_change`: whether workers with other weights may
-        take over from workers that are gone."""
+        """Subscribers are called after each change of capacity. `allow_weights_change`: whether workers with other
+        weights may replace workers that are gone."""
         super().__init__(
             VerifyWorker(address, options, verify_timeout_s, self.check, self.changed) for address in addresses
         )
         self.model: ServedModel | None = None
         """Model of the last accepted worker."""
         self._allow_weights_change = allow_weights_change
-        self._check_hello = check_hello
-        self._served_model = served_model
-        self._on_change = on_change
+        self._handshakes = handshakes
         self._changed = asyncio.Event()
 
     @property
@@ -58,8 +54,7 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         Raises:
             FailedPreconditionError: it would not give the same tokens as the workers that are ready.
         """
-        self._check_hello(hello)
-        model = self._served_model(hello)
+        model = self._handshakes.check_verify(hello)
         theirs = model.identity
         for worker in self.workers:
             if worker is candidate or not worker.is_ready:
@@ -93,12 +88,12 @@ class VerifyPool(WorkerPool[VerifyWorker]):
         return any(w.hello.model_id == model_id and w.identity == self.model.identity for w in known)
 
     def changed(self) -> None:
-        """A worker came or went: wake everyone who waits for one."""
+        """Wake all requests that wait for a worker, after one connected or disconnected."""
         self._changed.set()
         self._changed = asyncio.Event()
         for worker in self.workers:
             worker.link.dial_soon()  # a rejected worker may match now
-        self._on_change()
+        self._notify()
 
     def least_loaded(
         self, identity: WorkerIdentity | None = None, avoid: VerifyWorker | None = None

@@ -17,10 +17,10 @@ from betoken.common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from betoken.router.request import GenerationRequest
+from betoken.router.request.generation import GenerationRequest
+from betoken.router.request.worker_identity import WorkerIdentity
 from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
 from betoken.router.workers.worker import Worker, WorkerOptions
-from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.rpc.link import LinkCallbacks, VerifyLink
 from betoken.rpc.validation import validate_frame
 from betoken.v1.types_pb2 import DrafterChoice, WorkerHello

@@ -5,17 +5,31 @@ Knows the link and sessions by number, not verdicts or drafts.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from betoken.common.errors import BetokenError, UnavailableError, from_link_error
-from betoken.router.request import SequenceIds
 from betoken.router.workers.mailbox import Patience
 from betoken.rpc.link import LinkOptions, LinkState, WorkerLink
 from betoken.rpc.link.faults import LinkFaults
 from betoken.v1.types_pb2 import CloseSequence, LinkError, SourceInfo, WorkerHello
+
+_MAX_SEQUENCE_ID = (1 << 64) - 1
+
+
+class SequenceIds:
+    """Sequence ids: never reused, and unlikely to equal ids of an earlier router process."""
+
+    def __init__(self) -> None:
+        self._last = secrets.randbits(63)
+
+    def next(self) -> int:
+        """Return a fresh id, at least 1."""
+        self._last = self._last % _MAX_SEQUENCE_ID + 1
+        return self._last
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Knows neither sessions nor placement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from betoken.router.workers.worker import Worker
@@ -20,6 +20,15 @@ class WorkerPool(Generic[WorkerT]):
 
     def __init__(self, workers: Iterable[WorkerT]) -> None:
         self.workers: Sequence[WorkerT] = list(workers)
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change that a subclass reports."""
+        self._listeners.append(listener)
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @property
     def known_drafters(self) -> list[str]:

@@ -5,36 +5,22 @@ Built by `intake`, and by probes of draft workers; from here on every field is r
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from betoken.router.policy.account import Account
+from betoken.router.request.worker_identity import WorkerIdentity
 from betoken.router.text.answer import StopRules
-from betoken.router.workers.worker_identity import WorkerIdentity
 from betoken.v1.types_pb2 import Constraint, DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
-_MAX_SEQUENCE_ID = (1 << 64) - 1
 _WAITING_SHARE = 0.9
 
 
 def waiting_s(most_s: float, left_s: float | None) -> float:
-    """Longest wait where `left_s` are left of the time allowed (None = no limit). A part is kept, so that the reason
-    can be sent in time."""
+    """Return the longest wait if `left_s` remain until the deadline (None = no deadline). A tenth of it is reserved for
+    sending the error."""
     return most_s if left_s is None else min(most_s, _WAITING_SHARE * left_s)
-
-
-class SequenceIds:
-    """Sequence ids: never reused, and unlikely to equal ids of an earlier router process."""
-
-    def __init__(self) -> None:
-        self._last = secrets.randbits(63)
-
-    def next(self) -> int:
-        """A fresh id, at least 1."""
-        self._last = self._last % _MAX_SEQUENCE_ID + 1
-        return self._last
 
 
 @dataclass(frozen=True, slots=True)

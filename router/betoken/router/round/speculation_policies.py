@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from betoken.common import names
 from betoken.common.economy.gate import PolicyState, SpeculationGate
-from betoken.router.request import GenerationRequest
+from betoken.router.policy.admission import Admission
+from betoken.router.request.generation import GenerationRequest
+from betoken.router.workers.fleet import Fleet
 from betoken.rpc import telemetry
 from betoken.v1.generation_pb2 import SpeculationPolicy
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
@@ -45,19 +47,28 @@ class PolicyKind(NamedTuple):
 class SpeculationPolicies:
     """The policies of all kinds of requests served so far."""
 
-    def __init__(self, num_running: Callable[[], int]) -> None:
-        """`num_running`: number of all running requests."""
-        self._num_running = num_running
+    def __init__(self, admission: Admission, fleet: Fleet, *, drafts_must_pay: bool = True) -> None:
+        """`drafts_must_pay`: value of --drafts-must-pay; without it every request speculates."""
+        self._admission = admission
+        self._fleet = fleet
+        self._drafts_must_pay = drafts_must_pay
         self._policies: dict[PolicyKind, SpeculationGate] = {}
 
-    def of(self, request: GenerationRequest, *, is_attached: bool) -> SpeculationGate | None:
-        """Return the policy of a request; None if the request leaves no choice or its tokens depend on drafts."""
+    def of(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
+        """Return the policy of a request; None if it always speculates: the drafter is not known here, the request
+        leaves no choice, or its tokens depend on drafts."""
+        pool = self._fleet.verify if is_attached else self._fleet.draft
+        if not self._drafts_must_pay or request.drafter is None or request.drafter.name not in pool.known_drafters:
+            return None
         if request.num_draft_tokens or request.mode != VERIFICATION_MODE_COUPLED:
             return None
         kind = PolicyKind.of(request, is_attached=is_attached)
         if kind not in self._policies:
             self._policies[kind] = SpeculationGate(self._num_running)
         return self._policies[kind]
+
+    def _num_running(self) -> int:
+        return self._admission.num_running
 
     def states(self) -> list[tuple[PolicyKind, PolicyState]]:
         """Return the state of every policy. Safe to call from another thread."""

@@ -10,6 +10,7 @@ import pytest
 
 from betoken.common.errors import InvalidArgumentError, from_rpc_error
 from betoken.common.seeds import derived_seed
+from betoken.router.parallel_sampling import run_together
 from betoken.testing.fake_model import FakeModel
 from tests.router.harness import Cluster, MakeCluster, Reply, add_event, request
 
@@ -75,3 +76,21 @@ async def test_an_answer_that_finds_no_place_ends_the_others_and_frees_them(make
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len((await other).ids) == FIELDS["max_new_tokens"]
     await cluster.until_idle()
+
+
+async def test_the_first_error_of_parallel_answers_cancels_the_others_and_is_raised_unwrapped() -> None:
+    cancelled = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        await run_together([endless, failing])
+    assert cancelled.is_set()

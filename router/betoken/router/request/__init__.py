@@ -1,0 +1,1 @@
+"""Records that every part of the router shares: a validated request, the served model and its identity."""
