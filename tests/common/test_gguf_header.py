@@ -100,7 +100,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     used = read_header(tmp_path / "a.gguf").tensors[-1]
     for length in range(0, used.start + used.num_bytes, 7):
         (tmp_path / "cut.gguf").write_bytes(content[:length])
-        with pytest.raises(GgufError):
+        with pytest.raises(GgufError, match=r"cut\.gguf"):
             read_header(tmp_path / "cut.gguf")
 
 

@@ -204,7 +204,7 @@ async def test_refusals_name_the_field(link, field, entry):
     ],
 )
 def test_a_refusal_of_settings_keeps_its_value_and_limit_on_a_link(refuse, value):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=value) as caught:
         refuse()
     told = from_link_error(to_link_error(caught.value, 7))
     assert (told.field, told.value, told.limit) == (caught.value.field, value, caught.value.limit)

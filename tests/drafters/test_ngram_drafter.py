@@ -198,9 +198,8 @@ def test_trees_are_sound_and_every_path_goes_on_as_the_text_did():
     ],
 )
 def test_bad_settings_are_refused_by_name(settings, field):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=rf"^{field} = "):
         NgramSettings().override(settings)
-    assert caught.value.field == field
 
 
 def test_settings_of_a_sequence_replace_the_workers():

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import grpc
 import pytest
 
 from betoken.bench.stack import Stack
-from betoken.client import BetokenError, InvalidArgumentError
+from betoken.client import InvalidArgumentError, NotFoundError
 from betoken.v1 import generation_pb2, types_pb2, verify_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -68,18 +69,14 @@ class Undisturbed:
 
 async def test_requests_are_refused_by_name(stack: Stack) -> None:
     async with Undisturbed(stack):
-        for name, (prompt, options, field) in BAD_REQUESTS.items():
-            with pytest.raises(InvalidArgumentError) as caught:
+        for prompt, options, field in BAD_REQUESTS.values():
+            with pytest.raises(InvalidArgumentError, match=rf"^{re.escape(field)}.* = .+: .+"):
                 await stack.client.complete(prompt, **options)
-            error = caught.value
-            assert error.field.startswith(field), f"{name}: {error}"
-            assert error.value and error.limit, f"{name}: {error}"
 
 
 async def test_another_model_is_not_found(stack: Stack) -> None:
-    with pytest.raises(BetokenError) as caught:
+    with pytest.raises(NotFoundError, match="another"):
         await stack.client.complete(PROMPT, model="another")
-    assert caught.value.code is grpc.StatusCode.NOT_FOUND
 
 
 async def raw_generate(stack: Stack, message: bytes) -> grpc.aio.AioRpcError:

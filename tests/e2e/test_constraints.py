@@ -151,9 +151,8 @@ async def test_preemption_in_the_middle_changes_nothing(folder: Path) -> None:
 async def test_a_bad_constraint_is_refused_by_name(
     client: AsyncClient, constraint: Any, field: str, words: str
 ) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=rf"^{field} = .*{words}"):
         await client.complete("x", constraint=constraint)
-    assert caught.value.field == field and words in caught.value.limit
     with pytest.raises(InvalidArgumentError, match="ignore_eos"):
         await client.complete("x", constraint={"regex": "a"}, ignore_eos=True)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,9 +78,9 @@ def test_other_temperatures_are_not_logged(tmp_path: Path, caplog: pytest.LogCap
     ],
 )
 def test_values_out_of_range_are_refused_by_name(tmp_path: Path, name: str, value: object, limit: str) -> None:
-    with pytest.raises(ModelRefusedError) as caught:
+    complaint = f"generation_config.json: {name} = {value!r}: must be {limit}"
+    with pytest.raises(ModelRefusedError, match=re.escape(complaint)):
         defaults(tmp_path, **{name: value})
-    assert f"generation_config.json: {name} = {value!r}: must be {limit}" in str(caught.value)
 
 
 def test_more_end_ids_than_a_request_may_carry_are_refused(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_file_that_is_cut_off_is_refused(name: str, tmp_path: Path) -> None:
     content = path.read_bytes()
     for length in (0, 7, 2000, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(ModelRefusedError):
+        with pytest.raises(ModelRefusedError, match="cut off"):
             load_model(config_of(tmp_path), lambda stage, fraction: None)
 
 

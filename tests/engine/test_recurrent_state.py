@@ -99,7 +99,7 @@ def test_states_are_owned_through_page_lists() -> None:
     table.extend(second, 8)
     assert first.state is not None and second.state is not None and first.state.index != second.state.index
     assert not table.can_extend(third, 1)
-    with pytest.raises(OutOfPagesError):
+    with pytest.raises(OutOfPagesError, match="page"):
         table.extend(third, 1)
     table.check_integrity([first, second])
     with pytest.raises(IntegrityError, match="states"):

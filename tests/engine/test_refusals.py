@@ -223,14 +223,14 @@ def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefusedError):
+    with pytest.raises(ModelRefusedError, match="config.json"):
         load_runner(EngineConfig(str(tmp_path)))
 
 
 @pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300, "directory/" + "m" * 5000])
 def test_names_that_no_directory_can_have(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelRefusedError):
+    with pytest.raises(ModelRefusedError, match=f"^{model!r}"):
         resolve_directory(model, None)
 
 

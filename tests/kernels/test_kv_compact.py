@@ -24,19 +24,19 @@ def test_moves_are_made_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sources", "targets", "starts"),
+    ("sources", "targets", "starts", "name"),
     [
-        ([0, 1], [0], [0, 2]),
-        ([21], [0], [0, 1]),
-        ([1], [-1], [0, 1]),
-        ([1], [0], [0, 2]),
-        ([1], [0], []),
-        ([1.0], [0], [0, 1]),
+        ([0, 1], [0], [0, 2], "targets"),
+        ([21], [0], [0, 1], "sources"),
+        ([1], [-1], [0, 1], "targets"),
+        ([1], [0], [0, 2], "starts"),
+        ([1], [0], [], "starts"),
+        ([1.0], [0], [0, 1], "sources"),
     ],
 )
-def test_bad_moves_are_refused(sources: list, targets: list, starts: list) -> None:
+def test_bad_moves_are_refused(sources: list, targets: list, starts: list, name: str) -> None:
     key_cache, value_cache = (torch.zeros(5, 4, 1, 8) for _ in range(2))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=f"^{name} must"):
         kv_compact(key_cache, value_cache, *(torch.tensor(column) for column in (sources, targets, starts)))
 
 

@@ -90,9 +90,21 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["logits", "strides", "offsets", "order", "end", "ids", "range", "negative", "bias", "allowed"]
+    ("broken", "name"),
+    [
+        ("logits", "logits"),
+        ("strides", "logits"),
+        ("offsets", "row_offsets"),
+        ("order", "row_offsets"),
+        ("end", "row_offsets"),
+        ("ids", "ids"),
+        ("range", "ids"),
+        ("negative", "ids"),
+        ("bias", "bias"),
+        ("allowed", "allowed"),
+    ],
 )
-def test_bad_arguments_are_refused(broken: str) -> None:
+def test_bad_arguments_are_refused(broken: str, name: str) -> None:
     logits, offsets, ids = torch.zeros(2, 40), torch.tensor([0, 1, 1]), torch.tensor([3])
     bias, allowed = torch.zeros(1), torch.zeros(2, 2, dtype=torch.int32)
     if broken == "logits":
@@ -115,5 +127,5 @@ def test_bad_arguments_are_refused(broken: str) -> None:
         bias = torch.zeros(2)
     else:
         allowed = allowed[:, :1]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=f"{name} must"):
         logits_adjust(logits, offsets, ids, bias, torch.ones(1), torch.zeros(1), allowed)

@@ -143,17 +143,17 @@ def test_seeds_are_unsigned_and_every_bit_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "complaint"),
     [
-        ([-1], [0], 8),
-        ([1 << 64], [0], 8),
-        ([1, 2], [0], 8),
-        ([1], [0], 0),
-        (torch.tensor([1.0]), [0], 8),
-        (torch.tensor([[1]]), [0], 8),
-        ([1], torch.tensor([0.5]), 8),
+        (([-1], [0], 8), "seed -1 is outside"),
+        (([1 << 64], [0], 8), f"seed {1 << 64} is outside"),
+        (([1, 2], [0], 8), "2 seeds but 1 positions"),
+        (([1], [0], 0), "vocab_size must be at least 1"),
+        ((torch.tensor([1.0]), [0], 8), "seeds must be"),
+        ((torch.tensor([[1]]), [0], 8), "seeds must be"),
+        (([1], torch.tensor([0.5]), 8), "positions must be"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: tuple) -> None:
-    with pytest.raises(ValueError):
+def test_bad_arguments_are_refused(arguments: tuple, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
         noise.gumbel(*arguments)

@@ -252,26 +252,29 @@ def test_the_good_arguments_of_the_next_test_are_good() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "name"),
     [
-        {"logits": torch.zeros(4, 4)},
-        {"logits": torch.zeros(3, 4, dtype=torch.float64)},
-        {"logits": torch.zeros(4, 3).T},
-        {"target_ids": torch.zeros(2, dtype=torch.int64)},
-        {"draft_ids": torch.tensor([1, 4])},
-        {"draft_ids": torch.tensor([1, 2], dtype=torch.int32)},
-        {"offsets": torch.tensor([0, 1])},
-        {"offsets": torch.tensor([], dtype=torch.int64)},
-        {"draft_probs": DraftProbs.from_lists([([1], [1.0])])},
-        {"draft_probs": DraftProbs.from_lists([([4], [1.0]), ([], [])])},
-        {"draft_probs": DraftProbs(torch.tensor([0, 2, 1]), torch.tensor([1]), torch.tensor([1.0]))},
-        {"draft_probs": DraftProbs.from_lists([([0] * 65, [0.0] * 65), ([], [])])},
-        {"seeds": torch.zeros(3)},
-        {"positions": torch.arange(2)},
+        ({"logits": torch.zeros(4, 4)}, "target_ids"),
+        ({"logits": torch.zeros(3, 4, dtype=torch.float64)}, "logits"),
+        ({"logits": torch.zeros(4, 3).T}, "logits"),
+        ({"target_ids": torch.zeros(2, dtype=torch.int64)}, "target_ids"),
+        ({"draft_ids": torch.tensor([1, 4])}, "draft_ids"),
+        ({"draft_ids": torch.tensor([1, 2], dtype=torch.int32)}, "draft_ids"),
+        ({"offsets": torch.tensor([0, 1])}, "offsets"),
+        ({"offsets": torch.tensor([], dtype=torch.int64)}, "logits"),
+        ({"draft_probs": DraftProbs.from_lists([([1], [1.0])])}, "draft_probs.offsets"),
+        ({"draft_probs": DraftProbs.from_lists([([4], [1.0]), ([], [])])}, "draft_probs.ids"),
+        (
+            {"draft_probs": DraftProbs(torch.tensor([0, 2, 1]), torch.tensor([1]), torch.tensor([1.0]))},
+            "draft_probs.offsets",
+        ),
+        ({"draft_probs": DraftProbs.from_lists([([0] * 65, [0.0] * 65), ([], [])])}, "draft_probs: a draft token"),
+        ({"seeds": torch.zeros(3)}, "seeds"),
+        ({"positions": torch.arange(2)}, "positions"),
     ],
 )
-def test_bad_arguments_are_refused(changes: dict) -> None:
-    with pytest.raises(ValueError):
+def test_bad_arguments_are_refused(changes: dict, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}"):
         rejection(*bad(**changes))
 
 

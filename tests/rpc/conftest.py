@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, OutboxLim
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
+from tests.certificates import make_certificate
 
 HELLO = WorkerHello(role="verify", worker_id="w1", vocab_size=64, max_context=128)
 LINK_METHOD = "/betoken.v1.VerifyService/Link"
@@ -159,3 +161,11 @@ def raw_call(stack: AsyncExitStack) -> Callable[[str], Any]:
         return method()
 
     return call
+
+
+@pytest.fixture
+def certificates(tmp_path) -> Path:
+    """server.{pem,key} for localhost, client.{pem,key}, stranger.{pem,key}; each signs itself."""
+    for name in ("server", "client", "stranger"):
+        make_certificate(tmp_path, name, "localhost")
+    return tmp_path

@@ -1,6 +1,7 @@
 """Constraints as grammars of one tokenizer: what they mean, and how bad ones are refused."""
 
 import json
+import re
 
 import pytest
 
@@ -62,9 +63,9 @@ def test_json_may_be_indented_but_not_for_ever() -> None:
 )
 def test_a_bad_one_is_refused_in_the_librarys_words(constraint: Constraint, field: str, words: str) -> None:
     for _ in range(2):  # a refusal is not kept as a grammar
-        with pytest.raises(InvalidArgumentError) as caught:
+        with pytest.raises(InvalidArgumentError, match=f"^{field} = ") as caught:
             GRAMMARS.compile(constraint)
-        assert caught.value.field == field and words in caught.value.limit and ": " not in caught.value.limit
+        assert words in caught.value.limit and ": " not in caught.value.limit
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,8 @@ def test_a_bad_one_is_refused_in_the_librarys_words(constraint: Constraint, fiel
     ],
 )
 def test_sizes_and_kinds_are_checked(constraint: Constraint, text: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
         validate_constraint(constraint, max_bytes=300)
-    assert str(caught.value) == text
 
 
 def test_a_compiled_one_is_kept() -> None:

@@ -80,7 +80,7 @@ def test_limits_refuse():
         outbox.add_entries({"errors": [LinkError(message="x" * 200)]})
     assert outbox.is_empty
     outbox.add_entries({"errors": [LinkError(message="x" * 80)]})
-    with pytest.raises(BacklogFullError):
+    with pytest.raises(BacklogFullError, match="does not read"):
         outbox.add_entries({"errors": [LinkError(message="x" * 80)]})
     outbox.pop()
     outbox.add_entries({"errors": [LinkError(message="x" * 80)]})

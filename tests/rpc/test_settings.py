@@ -133,9 +133,9 @@ def test_a_bad_environment_value_is_named(monkeypatch, capsys):
 
 def test_settings_are_frozen_and_refuse_unknown_names():
     settings = ExampleSettings.parse([])
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="port"):
         settings.port = 3
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="bogus"):
         ExampleSettings(bogus=3)
 
 

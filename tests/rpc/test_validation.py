@@ -114,9 +114,8 @@ def test_sampling_is_accepted(fields):
 
 @pytest.mark.parametrize(("fields", "text"), REFUSED_SAMPLING, ids=[text for _, text in REFUSED_SAMPLING])
 def test_sampling_is_refused(fields, text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         check(SamplingParams(**fields))
-    assert str(caught.value).startswith(text)
 
 
 def test_limits_equal_the_comments_of_the_proto():
@@ -204,9 +203,8 @@ REFUSED_REQUESTS = [
 
 @pytest.mark.parametrize(("request_", "text"), REFUSED_REQUESTS, ids=[text for _, text in REFUSED_REQUESTS])
 def test_a_request_is_refused(request_, text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         validate_generate(request_)
-    assert str(caught.value).startswith(text)
 
 
 LONGEST_DRAFTER = DrafterChoice(name="d" * 256, settings={f"{i:0256}": "v" * 256 for i in range(32)})
@@ -290,9 +288,8 @@ REFUSED_OPENS = [
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED_OPENS, ids=[text for _, text in REFUSED_OPENS])
 def test_an_open_is_refused(changes, text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         validate_open(opened(**changes), vocab_size=VOCAB, max_context=CONTEXT)
-    assert str(caught.value).startswith(text)
 
 
 def test_an_open_is_accepted():
@@ -347,9 +344,8 @@ REFUSED_BLOCKS = [
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED_BLOCKS, ids=[text for _, text in REFUSED_BLOCKS])
 def test_a_block_is_refused(changes, text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         validate_block(blocked(**changes), BlockLimits(VOCAB, 16))
-    assert str(caught.value).startswith(text)
 
 
 def test_a_block_is_accepted():
@@ -381,9 +377,8 @@ def test_entries_of_a_frame():
     ],
 )
 def test_a_commit_is_refused(commit, text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         validate_commit(commit, vocab_size=VOCAB, max_context=CONTEXT)
-    assert str(caught.value).startswith(text)
 
 
 def check_draft_request(**changes):
@@ -423,6 +418,5 @@ def test_terms_of_a_draft(terms, text):
 
     check()
     check(row_price=0.0, min_gain=0.0)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         check(**terms)
-    assert str(caught.value).startswith(text)

@@ -18,11 +18,6 @@ class CountingDict(dict):
         return super().get(key, default)
 
 
-@pytest.fixture
-def bench(fake_runner_class):
-    return Bench(fake_runner_class())
-
-
 def answer(bench, sequence_id, prompt_ids, num_tokens):
     """Emitted ids, and the rows that the model computed for them."""
     num_before = len(bench.runner.forwards)

@@ -53,11 +53,6 @@ def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, family, dtype
     free_everything(bench, prompts)
 
 
-@pytest.fixture
-def bench(fake_runner_class):
-    return Bench(fake_runner_class())
-
-
 def test_the_path_is_reported_and_its_kv_lies_in_order(bench):
     truth = bench.runner.complete([1, 2, 3], 4)
     bench.open(1, [1, 2, 3])

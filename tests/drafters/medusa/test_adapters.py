@@ -1,6 +1,7 @@
 """Adapters: only from their folder, read beside the thread that drafts, the least recently used dropped."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -68,9 +69,8 @@ def settle(store: AdapterStore, *wanted: Adapter) -> None:
 )
 def test_ids_that_lead_elsewhere_are_refused(name: str, folder: Path, target: ModelRunner) -> None:
     store = AdapterStore(folder, target, 2)
-    with pytest.raises(InvalidArgumentError) as refused:
+    with pytest.raises(InvalidArgumentError, match=rf"^{re.escape(FIELD)} = .*: must be 1 to 128 letters"):
         store.acquire(name)
-    assert refused.value.field == FIELD and "must be 1 to 128 letters" in refused.value.limit
 
 
 def test_unknown_and_foreign_ones_and_files_are_refused_by_name(folder: Path, target: ModelRunner) -> None:
