@@ -7,7 +7,7 @@ from betoken.router.settings import RouterSettings
 
 
 @pytest.mark.parametrize("address", ["big:50052", "127.0.0.1:1", "[::1]:65535", "a_b.c-d.example.:80"])
-def test_a_host_with_a_port(address: str) -> None:
+def test_an_address_is_a_host_with_a_port(address: str) -> None:
     assert is_host_port(address)
     assert RouterSettings(verify=(address,), tokenizer="t").verify == (address,)
 
@@ -40,7 +40,7 @@ def test_a_host_with_a_port(address: str) -> None:
         f"unix:/{'x' * 107}",
     ],
 )
-def test_anything_else(address: str) -> None:
+def test_an_address_without_a_host_or_port_is_rejected(address: str) -> None:
     assert not is_host_port(address)
     with pytest.raises(ValueError, match=r"neither HOST:PORT nor unix:/PATH|at least one"):
         RouterSettings(verify=(address,), tokenizer="t")
@@ -70,7 +70,7 @@ def test_anything_else(address: str) -> None:
         "xds:///router",
     ],
 )
-def test_a_place_under_a_scheme_of_grpcs_own(address: str) -> None:
+def test_an_address_may_have_a_scheme_of_grpc(address: str) -> None:
     assert is_target(address)
 
 
@@ -104,5 +104,5 @@ def test_a_place_under_a_scheme_of_grpcs_own(address: str) -> None:
         "google-c2p:1",
     ],
 )
-def test_what_a_scheme_does_not_dial_or_dials_elsewhere(address: str) -> None:
+def test_an_address_that_its_scheme_does_not_dial_is_rejected(address: str) -> None:
     assert not is_target(address)

@@ -47,7 +47,7 @@ def tensor(name: str, dims: list[int], number: int, offset: int = 0) -> bytes:
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, offset)
 
 
-def test_it_reads_what_the_package_wrote(tmp_path: Path) -> None:
+def test_a_header_that_the_gguf_package_wrote_is_read(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "a.gguf"))
     assert header.architecture == "llama"
     assert header.metadata["llama.block_count"] == 3 and header.metadata["llama.rope.freq_base"] == 0.5
@@ -88,14 +88,14 @@ def test_it_reads_what_the_package_wrote(tmp_path: Path) -> None:
         (file_of(tensors=tensor("t", [4], 0) * 2, num_tensors=2), "tensors of one name"),
     ],
 )
-def test_what_breaks_a_limit_is_refused_by_name(content: bytes, complaint: str, tmp_path: Path) -> None:
+def test_a_header_beyond_a_limit_is_rejected_by_name(content: bytes, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(content)
     with pytest.raises(GgufError, match=complaint):
         read_header(path)
 
 
-def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_gguf_file_is_rejected_at_any_length(tmp_path: Path) -> None:
     content = write(tmp_path / "a.gguf").read_bytes()
     used = read_header(tmp_path / "a.gguf").tensors[-1]
     for length in range(0, used.start + used.num_bytes, 7):
@@ -105,7 +105,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_random_changes_are_read_or_refused_in_little_time_and_memory(count: int, tmp_path: Path) -> None:
+def test_randomly_changed_headers_are_read_or_rejected_in_bounded_time_and_memory(count: int, tmp_path: Path) -> None:
     """A change may hit a name or a number that may be anything: then there is nothing to refuse."""
     content = write(tmp_path / "a.gguf").read_bytes()
     drawn, path, refused = random.Random(7), tmp_path / "changed.gguf", 0
@@ -126,7 +126,7 @@ def test_random_changes_are_read_or_refused_in_little_time_and_memory(count: int
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
 
 
-def test_a_path_means_the_file_or_the_only_one_of_a_directory(tmp_path: Path) -> None:
+def test_a_path_names_a_gguf_file_or_the_only_one_of_a_directory(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) is None and find_gguf(tmp_path / "nothing.gguf") is None
     path = write(tmp_path / "a.gguf")
     assert find_gguf(path) == find_gguf(tmp_path) == path
@@ -134,7 +134,7 @@ def test_a_path_means_the_file_or_the_only_one_of_a_directory(tmp_path: Path) ->
     assert find_gguf(tmp_path) is None, "a checkpoint that keeps the file it was made of"
 
 
-def test_a_missing_text_is_named(tmp_path: Path) -> None:
+def test_a_missing_text_key_of_a_header_is_named(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "a.gguf"))
     value: Any = header.metadata.get("general.name")
     assert value is None

@@ -43,7 +43,7 @@ def test_a_byte_level_vocabulary_is_cut_as_its_makers_cut() -> None:
     assert ids_of(BYTES | {"tokenizer.ggml.pre": "qwen2"}, "a12") == [4, 2, 3]
 
 
-def test_names_and_template_come_along() -> None:
+def test_token_names_and_chat_template_come_with_the_tokenizer() -> None:
     read = read_tokenizer(header_of(BYTES))
     assert read.config == {"eos_token": "<|end|>"} and read.chat_template == "{{ messages }}"
     tokens = Tokenizer.from_str(read.text).get_added_tokens_decoder()
@@ -107,7 +107,7 @@ def test_gemma_merges_by_place_and_has_runs_of_blanks() -> None:
         ({"general.architecture": "minimax-m2", "tokenizer.ggml.pre": "minimax-m2"}, BYTES),
     ],
 )
-def test_newer_vocabularies_are_those_of_transformers(changes: dict[str, Any], text: Any) -> None:
+def test_newer_vocabularies_equal_those_of_transformers(changes: dict[str, Any], text: Any) -> None:
     from transformers.integrations.gguf import convert_gguf_tokenizer
 
     metadata = (text or GEMMA) | changes
@@ -136,11 +136,11 @@ def test_newer_vocabularies_are_those_of_transformers(changes: dict[str, Any], t
         ({"tokenizer.ggml.add_eos_token": True}, "add_eos_token = true"),
     ],
 )
-def test_what_is_unknown_is_refused_by_name(changes: dict[str, Any], complaint: str) -> None:
+def test_an_unknown_tokenizer_is_rejected_by_name(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(GgufError, match=complaint):
         read_tokenizer(header_of(BYTES | changes))
 
 
-def test_scores_have_to_be_as_many_as_tokens() -> None:
+def test_a_tokenizer_needs_as_many_scores_as_tokens() -> None:
     with pytest.raises(GgufError, match="1 scores of 8 tokens"):
         read_tokenizer(header_of(PIECES | {"tokenizer.ggml.scores": [0.0]}))

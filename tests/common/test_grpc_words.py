@@ -71,7 +71,7 @@ def test_an_address_without_a_listener_is_explained(tmp_path: Path) -> None:
     assert reported(f"unix:{tmp_path}/none.sock") == "the socket does not exist"
 
 
-def test_what_is_there_is_something_else(listening: Callable[..., str], plain: str) -> None:
+def test_an_address_of_another_protocol_is_explained(listening: Callable[..., str], plain: str) -> None:
     assert "knows no such method: it is another service, or one of another version" in reported(plain)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -83,7 +83,7 @@ def test_what_is_there_is_something_else(listening: Callable[..., str], plain: s
     assert reported(ssh) == f"what listens at {ssh} does not speak gRPC"
 
 
-def test_what_is_there_hangs_up(listening: Callable[..., str]) -> None:
+def test_an_address_that_closes_connections_is_explained(listening: Callable[..., str]) -> None:
     def reset(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
@@ -92,7 +92,7 @@ def test_what_is_there_hangs_up(listening: Callable[..., str]) -> None:
         assert "ends the connection at once: does it speak TLS" in reported(listening(handle))
 
 
-def test_the_two_sides_speak_tls_differently(tmp_path: Path, plain: str) -> None:
+def test_a_tls_mismatch_is_explained(tmp_path: Path, plain: str) -> None:
     make_certificate(tmp_path, "a", "localhost")
     make_certificate(tmp_path, "b", "localhost")
     server = grpc.server(ThreadPoolExecutor(2))
@@ -110,7 +110,7 @@ def test_the_two_sides_speak_tls_differently(tmp_path: Path, plain: str) -> None
     server.stop(None)
 
 
-def test_other_texts_stay() -> None:
+def test_other_error_texts_of_grpc_stay() -> None:
     ours = UnavailableError("worker a: Socket closed", request_id="r1")
     assert str(with_cause(ours)) == "worker a: Socket closed"
     assert str(with_cause(InternalError("Socket closed"))) == "Socket closed"

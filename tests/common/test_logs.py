@@ -77,19 +77,19 @@ def objects() -> list[dict]:
     return [json.loads(line) for line in run("--log-format", "json").splitlines()]
 
 
-def test_what_moves_a_cursor_or_breaks_a_line_is_escaped_in_every_line(text):
+def test_control_characters_are_escaped_in_every_log_line(text):
     assert all(line.isprintable() for line in text.removesuffix("\n").split("\n"))
     begin = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR|CRITICAL) [\w.]+: ")
     assert all(begin.match(line) or line.startswith("    ") for line in text.splitlines()), text
     assert len([line for line in text.splitlines() if begin.match(line)]) == 6
 
 
-def test_values_of_fields_cannot_make_up_others(text):
+def test_field_values_of_a_log_line_cannot_forge_other_fields(text):
     line = next(line for line in text.splitlines() if "is up" in line)
     assert re.fullmatch(r'.* tenant="[^"]*" count=3', line)
 
 
-def test_grpcs_lines_and_strays_have_the_form_of_all(objects):
+def test_log_lines_of_grpc_and_other_libraries_have_the_common_format(objects):
     told = {record["logger"]: record for record in objects}
     assert set(told) == {"betoken.example", "stderr", "grpc", "root"}
     assert all({"time", "level", "logger", "message"} <= set(record) for record in objects)
@@ -98,22 +98,22 @@ def test_grpcs_lines_and_strays_have_the_form_of_all(objects):
     assert (told["betoken.example"]["level"], told["root"]["level"]) == ("ERROR", "CRITICAL")
 
 
-def test_json_keeps_fields_and_exceptions_whole(objects):
+def test_json_log_lines_keep_fields_and_exceptions_whole(objects):
     first, failed = (record for record in objects if record["logger"] == "betoken.example")
     assert (first["tenant"], first["count"]) == (EVIL, 3)
     assert failed["exception"].startswith("Traceback") and f"ValueError: {EVIL}" in failed["exception"]
 
 
-def test_grpcs_lines_go_by_the_level():
+def test_log_lines_of_grpc_follow_the_level():
     assert b"goaway" not in run("--log-level", "warning")
 
 
-def test_a_service_that_is_aborted_leaves_its_last_words():
+def test_an_aborted_service_leaves_its_last_log_lines():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(5):
         ended = subprocess.run([sys.executable, "-c", ABORTED], env=environment, capture_output=True, timeout=60)
         assert json.loads(ended.stderr)["message"] == "last words"
 
 
-def test_a_line_has_a_bounded_length():
+def test_a_log_line_has_a_bounded_length():
     assert len(escaped("x" * (1 << 20))) < MAX_CHARS + 100

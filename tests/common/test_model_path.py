@@ -13,7 +13,7 @@ PATHS = ["no/such/model.gguf", "model.gguf", "/no/such/model", "./none", "../non
 
 
 @pytest.mark.parametrize("model", PATHS)
-def test_a_path_of_nothing_is_not_taken_for_a_hub_id(model: str) -> None:
+def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id(model: str) -> None:
     assert path_fault(model).startswith("no such file or directory: name a directory, a GGUF file, or a hub id")
     with pytest.raises(ModelRefusedError, match="no such file or directory"):
         resolve_directory(model, None)
@@ -26,7 +26,7 @@ def test_a_name_that_may_be_a_hub_id_has_no_fault(model: str) -> None:
     assert path_fault(model) == ""
 
 
-def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
+def test_a_model_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     for name in ("a.gguf", "a.bin"):
         (tmp_path / name).touch()
     assert path_fault(str(tmp_path)) == path_fault(str(tmp_path / "a.gguf")) == ""

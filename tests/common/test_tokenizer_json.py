@@ -33,7 +33,9 @@ def save(folder: Path, vocab: Any = VOCAB, merges: Any = ("a b",), added: Any = 
         ({}, ""),
     ],
 )
-def test_sizes_and_the_first_difference_are_reported(tmp_path: Path, other: dict[str, Any], reported: str) -> None:
+def test_sizes_and_first_difference_of_two_tokenizers_are_reported(
+    tmp_path: Path, other: dict[str, Any], reported: str
+) -> None:
     first, second = save(tmp_path / "first"), save(tmp_path / "second", **other)
     assert tokenizer_difference(first, second) == reported
     texts = [Path(folder, "tokenizer.json").read_text() for folder in (first, second)]
@@ -49,7 +51,7 @@ def test_tokenizers_of_gguf_files_are_compared(tmp_path: Path) -> None:
     assert tokenizer_difference(first, second).endswith(f"the first that differs 7: {TOKENS[7]!r} and '\u00e9'")
 
 
-def test_what_cannot_be_compared_differs_from_nothing(tmp_path: Path) -> None:
+def test_tokenizers_that_cannot_be_compared_have_no_difference(tmp_path: Path) -> None:
     first, broken = save(tmp_path / "first"), save(tmp_path / "broken")
     Path(broken, "tokenizer.json").write_text("{")
     for other in (broken, str(tmp_path), "some/hub-id", "~nobody/x", "m" * 300):

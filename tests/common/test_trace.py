@@ -12,7 +12,7 @@ from betoken.common.trace import SpanKind, context_from, span, traceparent_of
 from betoken.rpc import telemetry
 
 
-def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
+def test_a_child_span_of_another_process_belongs_to_the_same_trace(exported):
     with span(names.SPAN_GENERATE, attributes={names.TENANT: "t"}) as parent:
         field = traceparent_of(parent)
         with span(names.SPAN_SEQUENCE, parent=context_from(field)):
@@ -26,14 +26,14 @@ def test_a_child_on_the_other_side_belongs_to_the_same_trace(exported):
 
 
 @pytest.mark.parametrize("field", ["", "garbage", "00-zz-zz-00", "x" * 3000])
-def test_a_bad_traceparent_starts_a_trace_of_its_own_in_silence(exported, caplog, field):
+def test_an_invalid_traceparent_starts_a_new_trace_without_a_log_line(exported, caplog, field):
     with span("s", parent=context_from(field)):
         pass
     assert exported.get_finished_spans()[0].parent is None
     assert not caplog.records, "clients could fill the log"
 
 
-def test_an_error_is_recorded_without_its_text(exported):
+def test_a_span_records_an_error_without_its_text(exported):
     with pytest.raises(UnavailableError, match="secret"), span("s"):
         raise UnavailableError("the prompt was: secret")
     (finished,) = exported.get_finished_spans()
@@ -52,7 +52,7 @@ def test_an_error_is_recorded_without_its_text(exported):
         (SpanKind.SERVER, ValueError("a bug"), True),
     ],
 )
-def test_what_a_client_did_wrong_is_no_error_of_the_server(exported, kind, error, is_fault):
+def test_a_client_error_is_not_an_error_of_the_server_span(exported, kind, error, is_fault):
     with pytest.raises(type(error), match=re.escape(str(error))), span("s", kind=kind):
         raise error
     (finished,) = exported.get_finished_spans()
@@ -62,7 +62,7 @@ def test_what_a_client_did_wrong_is_no_error_of_the_server(exported, kind, error
 @pytest.mark.parametrize(
     ("kind", "reported"), [(SpanKind.SERVER, "OK"), (SpanKind.CLIENT, "OK"), (SpanKind.INTERNAL, None)]
 )
-def test_a_call_that_went_well_says_so(exported, kind, reported):
+def test_the_span_of_a_successful_call_has_the_status_ok(exported, kind, reported):
     with span("s", kind=kind):
         pass
     (finished,) = exported.get_finished_spans()
@@ -88,14 +88,14 @@ async def test_a_cancelled_stream_ends_its_span(exported):
     assert finished.attributes[names.ERROR_TYPE] == "CancelledError"
 
 
-def test_without_an_endpoint_nothing_is_set_up():
+def test_without_an_endpoint_no_telemetry_is_set_up():
     telemetry.configure("router", "")()
     with span("s") as plain:
         assert not plain.is_recording()
         assert traceparent_of(plain) == ""
 
 
-def test_names_are_unique():
+def test_attribute_and_metric_names_are_unique():
     values = [value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)]
     shared = {"betoken"}  # the scope and the provider
     assert len([value for value in values if value not in shared]) == len(set(values) - shared)

@@ -12,7 +12,7 @@ def random_trees(num: int = 500) -> Iterator[list[int]]:
         yield [rng.randrange(-1, node) for node in range(rng.randrange(9))]
 
 
-def test_a_tree_is_sound_as_a_whole_and_a_parent_out_of_place_ends_what_is() -> None:
+def test_a_draft_tree_is_valid_up_to_its_first_misplaced_parent() -> None:
     for parents in random_trees():
         assert num_sound(parents) == len(parents)
         for node in range(len(parents)):
@@ -20,7 +20,7 @@ def test_a_tree_is_sound_as_a_whole_and_a_parent_out_of_place_ends_what_is() -> 
                 assert num_sound([*parents[:node], wrong, *parents[node + 1 :]]) == node
 
 
-def test_a_chain_is_a_tree_whose_depths_count_its_nodes() -> None:
+def test_a_chain_is_a_draft_tree_whose_depths_count_its_nodes() -> None:
     for parents in random_trees():
         assert is_chain(parents) == (node_depths(parents) == list(range(len(parents))))
         assert unless_chain(parents) == (None if is_chain(parents) else parents)
@@ -28,7 +28,7 @@ def test_a_chain_is_a_tree_whose_depths_count_its_nodes() -> None:
         assert leading_chain(parents) == len(parents) or not is_chain(parents[: leading_chain(parents) + 1])
 
 
-def test_paths_are_those_that_go_from_the_root_to_a_node() -> None:
+def test_paths_of_a_draft_tree_go_from_the_root_to_a_node() -> None:
     for parents in random_trees():
         longest = 0
         for node in range(len(parents)):

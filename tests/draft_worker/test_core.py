@@ -46,7 +46,7 @@ def test_the_load_is_reported_when_a_sequence_comes_and_goes(bench):
 
 
 @pytest.mark.parametrize("max_sequences", [1, 8])
-def test_what_is_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
+def test_a_sequence_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
     bench = Bench(fake_runner_class(), max_sequences)
     for _ in range(2):
         bench.open(1, [1, 2, 3])
@@ -78,7 +78,7 @@ def test_rejected_drafts_are_never_found_in_the_prefix_cache(bench):
     assert sum(bench.runner.forwards[num_before:]) == 20 - 8
 
 
-def test_a_round_costs_as_many_forwards_as_draft_tokens(bench):
+def test_a_draft_costs_as_many_forwards_as_draft_tokens(bench):
     bench.open(1, [1, 2, 3])
     bench.draft(1, num_tokens=4)
     bench.runner.forwards.clear()
@@ -96,7 +96,7 @@ def test_prefill_is_no_draft_forward(bench):
     assert [answer.drafted.num_forwards for answer in bench.sink.answers] == [2]
 
 
-def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monkeypatch):
+def test_drafts_that_take_long_are_reported_as_pending(bench, monkeypatch):
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     bench.open(1, [n % 90 for n in range(40)])
     bench.open(2, [1, 2])  # without a draft request
@@ -104,7 +104,7 @@ def test_drafts_that_take_long_are_named_while_the_worker_is_at_them(bench, monk
     assert bench.sink.pendings and {key for keys in bench.sink.pendings for key in keys} == {(1, 1)}
 
 
-def test_a_draft_that_comes_soon_is_not_worth_a_word(bench, monkeypatch):
+def test_a_draft_that_comes_soon_is_not_reported_as_pending(bench, monkeypatch):
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [n % 90 for n in range(40)])
     assert bench.draft(1) and not bench.sink.pendings
@@ -144,7 +144,7 @@ def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class
 
 
 @pytest.mark.parametrize("is_together", [False, True])
-def test_what_has_no_room_beside_those_that_draft_waits_and_costs_them_nothing(fake_runner_class, is_together):
+def test_a_sequence_without_pages_waits_and_does_not_slow_drafting_sequences(fake_runner_class, is_together):
     bench = Bench(fake_runner_class(num_pages=17, page_size=4, max_context=60), idle_grace_s=60.0)
     texts = {n: [n] * 20 for n in range(1, 4)}  # with what comes, eight pages each
     for n, text in texts.items():
@@ -161,7 +161,7 @@ def test_what_has_no_room_beside_those_that_draft_waits_and_costs_them_nothing(f
     assert bench.draft(3) == {3: bench.runner.complete(texts[3], 4)}
 
 
-def test_the_older_takes_pages_of_the_younger_and_keeps_its_own_for_a_while(fake_runner_class, monkeypatch):
+def test_an_older_sequence_takes_pages_of_a_younger_one_and_keeps_its_own_for_a_while(fake_runner_class, monkeypatch):
     now_ns = 10**12
     clock = Mock(perf_counter_ns=lambda: now_ns)
     for module in (shared_pages, model_drafter):
@@ -177,7 +177,7 @@ def test_the_older_takes_pages_of_the_younger_and_keeps_its_own_for_a_while(fake
     assert bench.draft(2) == {2: right[2]}
 
 
-def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):
+def test_a_sequence_larger_than_all_pages_is_not_computed_and_takes_no_page(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=12, page_size=4, max_context=48))
     bench.open(1, range(60))
     bench.open(2, [7] * 10)
@@ -236,7 +236,7 @@ def test_a_drafter_that_raises_costs_one_round(bench):
     assert not bench.sink.failures
 
 
-def test_faults_are_typed(bench):
+def test_errors_of_the_draft_core_are_typed(bench):
     bench.open(1, [1], "nonsense")
     bench.open(2, [1], "ngram", min_ngram="0")
     bench.open(3, [1], "ngram", typo="1")
@@ -263,7 +263,7 @@ def test_closing_frees_all_pages(bench):
     bench.core.check_integrity()
 
 
-def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
+def test_every_span_of_a_sequence_ends_including_rejected_ones(fake_runner_class):
     bench = Bench(fake_runner_class(), max_sequences=2)
     spans = {name: Mock() for name in ("taken", "repeated", "of no drafter", "one too many")}
     bench.open(1, [1], span=spans["taken"])
@@ -275,7 +275,7 @@ def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
     assert {name: span.end.call_count for name, span in spans.items()} == dict.fromkeys(spans, 1)
 
 
-def test_deadlines_and_limits(fake_runner_class):
+def test_the_draft_core_enforces_deadlines_and_limits(fake_runner_class):
     bench = Bench(fake_runner_class(), max_sequences=1)
     span = Mock()
     bench.open(1, [1], deadline_s=5.0, span=span)

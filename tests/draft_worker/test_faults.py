@@ -89,7 +89,7 @@ class FaultyDrafter:
         *("true id", "true parent", "numbered source", "true count"),
     ],
 )
-def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fault):
+def test_any_fault_of_a_drafter_costs_one_draft_and_is_logged(bench, caplog, fault):
     drafter = FaultyDrafter()
     bench.core = DraftCore({"model": drafter}, [], bench.sink, 8)
     bench.open(1, [1, 2, 3])
@@ -102,7 +102,7 @@ def test_any_fault_of_a_drafter_costs_one_round_and_is_logged(bench, caplog, fau
     assert not bench.sink.failures and drafter.open_keys == {(1, 1)}
 
 
-def test_a_draft_that_is_none_costs_no_other_sequence_of_its_drafter(bench, caplog):
+def test_an_invalid_draft_costs_no_other_sequence_of_its_drafter(bench, caplog):
     drafter = FaultyDrafter()
     bench.core = DraftCore({"model": drafter}, [], bench.sink, 8)
     for n in (1, 2, 3):

@@ -44,7 +44,7 @@ def settings(tiny, tmp_path, **options):
     return DraftWorkerSettings(**defaults | {"compile": "off", "threads": 1} | options)
 
 
-def test_all_drafters_work_side_by_side(tiny, tmp_path):
+def test_all_drafters_are_hosted_together(tiny, tmp_path):
     hosted = load_drafters(settings(tiny, tmp_path, drafters=ALL), no_progress)
     assert tuple(hosted.drafters) == ALL
     sink = RecordingSink()
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_iterated_stops_the_worker(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300])
-def test_a_name_that_no_directory_can_have_stops_the_worker(model, tmp_path):
+def test_a_model_name_that_no_directory_can_have_stops_the_worker(model, tmp_path):
     with pytest.raises(FailedPreconditionError, match="--model: "):
         load_drafters(settings(model, tmp_path, drafters=("model",)), no_progress)
 
@@ -133,7 +133,7 @@ def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_pa
     assert hello.draft_context == runner.info.max_context > 0
 
 
-def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
+def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):
     asked = settings(tiny, tmp_path, drafters=("early_exit",), early_exit_layers=3)
     with pytest.raises(FailedPreconditionError, match="--early-exit-model = .*: num_layers: 3 is above the model's 2"):
         load_drafters(asked, no_progress)
@@ -169,7 +169,7 @@ def test_more_layers_than_there_are_stop_the_worker(tiny, tmp_path):
         ({"drafters": ("ngram",), "model": "", "revision": "v1"}, "--revision = 'v1': belongs to --model"),
     ],
 )
-def test_bad_settings_are_refused_by_name(tmp_path, options, message):
+def test_bad_settings_of_a_draft_worker_are_rejected_by_name(tmp_path, options, message):
     with pytest.raises(ValidationError, match=message):
         settings("somewhere", tmp_path, **options)
 
@@ -193,7 +193,7 @@ def test_a_model_without_torch_is_refused_by_what_to_install(tiny):
     assert done.stderr.endswith(f"a drafter with a model needs torch: {how_to_install('worker')}\n")
 
 
-def test_a_package_that_is_there_and_broken_is_reported_with_its_cause(tiny, tmp_path, monkeypatch):
+def test_a_broken_package_is_reported_with_its_cause(tiny, tmp_path, monkeypatch):
     def fail(name):  # as transformers does if a package cannot be imported; without a name
         raise ModuleNotFoundError("Could not import module 'X'") from ImportError("scipy is too old")
 

@@ -91,7 +91,7 @@ def expected_after(runner, prompt, output, params):
 
 
 @pytest.mark.parametrize("n", PARAMS)
-def test_children_are_the_likeliest_with_the_noise_by_the_rules_of_their_path(runner, n):
+def test_children_of_a_tree_node_are_the_likeliest_tokens_with_noise_under_the_rules_of_their_path(runner, n):
     bench = Bench(runner)
     prompt, output, params = list(range(3, 20)), [7, 9, 7], PARAMS[n]
     bench.open(n, prompt + output, len(prompt), params)
@@ -165,7 +165,7 @@ def test_one_branch_no_trees_and_probabilities_give_the_same_chain(runner):
     bench.free_everything()
 
 
-def test_settings_may_be_set_per_sequence_and_are_refused_by_name(runner):
+def test_tree_settings_may_be_set_per_sequence_and_are_rejected_by_name(runner):
     bench = Bench(runner, settings=ModelSettings())
     text = list(range(20))
     bench.open(1, text, 20, PARAMS[1])

@@ -31,7 +31,7 @@ def test_the_better_source_is_found_and_the_other_seldom_tried(bench):
     assert 1 in chosen[200:]
 
 
-def test_a_change_of_fortune_is_noticed(bench):
+def test_a_source_that_becomes_better_is_noticed(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(100):
         bench.round(1, {1: 1, 2: 4})
@@ -39,7 +39,7 @@ def test_a_change_of_fortune_is_noticed(bench):
     assert chosen[100:].count(1) / 100 > 0.9
 
 
-def test_a_change_of_fortune_is_noticed_by_answers_too_short_for_a_trial(bench):
+def test_a_source_that_becomes_better_is_noticed_by_answers_too_short_for_a_trial(bench):
     def rounds(first, last, rates):
         for n in range(first, last):
             bench.open(n, [5], "fused", max_length=10_000)
@@ -50,7 +50,7 @@ def test_a_change_of_fortune_is_noticed_by_answers_too_short_for_a_trial(bench):
     assert list(rounds(20, 420, {1: 4, 2: 40}))[-100:].count(2) > 90
 
 
-def test_a_round_that_was_held_up_says_nothing_about_its_source(bench):
+def test_a_delayed_round_does_not_count_for_its_source(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         bench.round(1, {1: 1, 2: 4})
@@ -65,7 +65,7 @@ def test_a_round_that_was_held_up_says_nothing_about_its_source(bench):
     assert chosen.count(2) / 200 > 0.9
 
 
-def test_plain_steps_while_no_drafts_are_wanted_are_no_merit_of_who_drafted_last(bench):
+def test_decode_steps_without_drafts_are_not_credited_to_the_last_source(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         bench.round(1, {1: 1, 2: 4})
@@ -78,7 +78,7 @@ def test_plain_steps_while_no_drafts_are_wanted_are_no_merit_of_who_drafted_last
     assert [bench.round(2, {1: 1, 2: 4}) for _ in range(20)].count(2) > 17
 
 
-def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
+def test_a_new_sequence_begins_with_the_best_source_of_others(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         bench.round(1, {1: 1, 2: 4})
@@ -89,7 +89,7 @@ def test_sequences_differ_and_a_new_one_begins_with_what_others_taught(bench):
     assert sum(second == 1 for _, second in chosen[100:]) > 90
 
 
-def test_what_was_decided_while_a_draft_was_late_is_not_to_its_credit(bench):
+def test_tokens_committed_while_a_draft_was_late_are_not_credited_to_its_source(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     assert bench.draft(1, num_tokens=4) == {1: [1]}
     bench.now_ns += 1_000_000_000
@@ -120,7 +120,7 @@ def test_a_source_that_always_raises_is_given_up(bench):
     assert not bench.sink.failures
 
 
-def test_the_best_source_may_break_and_come_back(bench):
+def test_the_best_source_may_fail_and_come_back(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
         assert bench.round(1, {1: 1, 2: 4})
@@ -138,7 +138,7 @@ def test_the_best_source_may_break_and_come_back(bench):
     assert not bench.sink.failures
 
 
-def test_answers_that_end_together_are_no_fault_of_their_source(bench):
+def test_answers_that_end_together_are_not_a_fault_of_their_source(bench):
     bench.core._sequences._max_sequences = 100
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
@@ -171,7 +171,7 @@ def test_a_source_whose_drafts_are_given_up_every_time_is_given_up(bench, was_ti
     assert not bench.sink.failures
 
 
-def test_drafts_that_end_with_their_link_are_no_fault_of_their_source(bench):
+def test_drafts_that_end_with_their_link_are_not_a_fault_of_their_source(bench):
     bench.core._sequences._max_sequences = 100
     bench.open(1, [5], "fused", max_length=10_000)
     for _ in range(60):
@@ -223,7 +223,7 @@ def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
     assert not list(model.page_lists())
 
 
-def test_a_source_that_cannot_commit_is_no_fault_of_the_one_that_drafts(bench):
+def test_a_source_that_cannot_commit_does_not_count_against_the_drafting_source(bench):
     sources = {"unruly": Unruly("commit"), "quick": bench.quick}
     bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources, lambda: bench.now_ns)}, bench.core)
     bench.open(1, [5], "fused", max_length=10_000)
@@ -258,7 +258,7 @@ class CatchingUp(Clocked):
         return {**made, **sources, "fused": FusedDrafter(sources, lambda: self.now_ns)}
 
 
-def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_runner_class):
+def test_catching_up_with_drafts_of_others_does_not_count_against_a_source(fake_runner_class):
     bench = CatchingUp(fake_runner_class())
     bench.open(1, [5], "fused", max_length=10_000)
     chosen = [bench.round(1, {1: 36, 2: 120})[0] for _ in range(60)]
@@ -267,7 +267,7 @@ def test_catching_up_with_what_others_drafted_is_not_held_against_a_source(fake_
     assert [bench.round(2, {1: 36, 2: 120})[0] for _ in range(6)] == [2] * 6
 
 
-def test_a_first_round_that_takes_long_must_be_worth_it(fake_runner_class):
+def test_a_source_with_a_long_first_round_is_used_only_if_it_pays_off(fake_runner_class):
     bench = CatchingUp(fake_runner_class())
     bench.open(1, [5], "fused", max_length=10_000)
     assert [bench.round(1, {1: 36, 2: 48})[0] for _ in range(60)][20:].count(2) / 40 > 0.6
@@ -291,7 +291,7 @@ class Counting(NamedDrafter):
         self.num_calls += 1
 
 
-def test_a_source_hears_of_a_sequence_when_it_is_first_asked(fake_runner_class):
+def test_a_source_opens_a_sequence_with_its_first_request(fake_runner_class):
     bench = Clocked(fake_runner_class())
     first, second = Counting(1), Counting(2)
     sources = {"first": first, "second": second}
@@ -314,13 +314,13 @@ def test_with_all_drafters_hosted_a_sequence_costs_no_forward_before_it_drafts(f
     assert sum(bench.runner.forwards) == 20, "one source's prefill"
 
 
-def test_where_drafts_steer_the_tokens_the_first_source_drafts(bench):
+def test_the_first_source_drafts_if_drafts_affect_the_output(bench):
     bench.open(1, [5], "fused", max_length=10_000)
     bench.core._sequences[(1, 1)].sequence.draft_affects_output = True
     assert {bench.round(1, {1: 1, 2: 4}) for _ in range(100)} == {1}
 
 
-def test_settings_are_refused(bench):
+def test_settings_of_the_fused_drafter_are_rejected(bench):
     bench.open(1, [5], "fused", min_ngram="2")
     assert isinstance(bench.sink.failures[(1, 1)], InvalidArgumentError)
 

@@ -79,7 +79,7 @@ def test_steps_without_a_commit_are_jacobi_iteration(bench):
     assert paths(bench.blocks(1)[1])[0] == bench.runner.complete([1, 2, 3], 3)
 
 
-def test_a_replica_is_right_wherever_the_text_goes(bench):
+def test_drafts_of_a_replica_are_the_targets_wherever_the_text_goes(bench):
     bench.open(1, [1, 2, 3], steps="3")
     bench.blocks(1)
     text = [1, 2, 3]
@@ -95,7 +95,7 @@ def test_a_replica_is_right_wherever_the_text_goes(bench):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_draft_allows_so_many_steps_and_the_next_one_reports_them(bench, steps):
+def test_a_draft_allows_a_number_of_lookahead_steps_and_the_next_one_reports_them(bench, steps):
     bench.open(1, [1, 2, 3], steps=str(steps))
     assert bench.blocks(1)[1].num_forwards == 0
     assert bench.runner.forwards == [2 + ROWS, *[ROWS] * (steps - 1)]
@@ -105,7 +105,7 @@ def test_a_draft_allows_so_many_steps_and_the_next_one_reports_them(bench, steps
 
 
 @pytest.mark.parametrize("wants_probs", [False, True])
-def test_where_tokens_depend_on_the_draft_no_clock_has_a_say_in_it(fake_runner_class, wants_probs):
+def test_lookahead_steps_do_not_depend_on_the_clock_if_drafts_affect_the_output(fake_runner_class, wants_probs):
     """Verdicts come after none of the steps, some, or all of them, beside others or not."""
     found = set()
     for num_core_steps in (1, 2, 3, 50):
@@ -142,7 +142,7 @@ def test_guesses_for_verification_by_rejection_know_nothing_of_the_target_s_nois
     assert drafts[0] == drafts[1] == drafts[2] == drafts[3] and drafts[0][-1]
 
 
-def test_only_committed_ids_keep_their_kv(bench):
+def test_only_committed_ids_of_a_lookahead_window_keep_their_kv(bench):
     bench.open(1, [1, 2, 3])
     bench.blocks(1)
     bench.core.apply(Commit((1, 1), 3, [4, 5, 6, 7]))
@@ -163,7 +163,7 @@ def test_windows_share_forwards_and_long_prompts_come_in_chunks(bench):
     assert bench.runner.forwards == [4 * ROWS]
 
 
-def test_a_tree_where_the_target_takes_trees_else_the_most_recent_chain(bench):
+def test_lookahead_drafts_a_tree_if_the_target_supports_trees_else_the_most_recent_chain(bench):
     bench.open(1, [1, 2, 3, 4, 1, 7, 8, 9, 1], seed_from_prompt="1")
     tree = bench.blocks(1)[1]
     assert (tree.draft_ids, tree.parents) == ([7, 8, 9, 2, 3, 4], [-1, 0, 1, -1, 3, 4])
@@ -176,7 +176,7 @@ def test_a_tree_where_the_target_takes_trees_else_the_most_recent_chain(bench):
     assert bench.blocks(1, num_tokens=4)[1].draft_ids == [7, 8, 9, 2]
 
 
-def test_seeding_follows_the_committed_text(bench):
+def test_seeding_of_the_pool_follows_the_committed_text(bench):
     bench.open(1, [1, 2], seed_from_prompt="1")
     bench.core.apply(Commit((1, 1), 2, [3]))
     bench.core.apply(Commit((1, 1), 3, [4, 5, 1]))
@@ -218,7 +218,7 @@ def test_verification_by_rejection_gets_certain_chains(bench):
     assert (drafted.draft_ids, list(drafted.draft_probs)) == ([2, 3, 4], [])
 
 
-def test_near_the_end_of_the_context_it_stops_iterating(fake_runner_class):
+def test_lookahead_stops_iterating_near_the_end_of_the_context(fake_runner_class):
     bench = LookaheadBench(fake_runner_class(max_context=20))
     bench.open(1, [1] * 15, seed_from_prompt="1")  # its last row would stand at 14 + 3 + 2
     assert bench.blocks(1)[1].draft_ids == [1, 1, 1]
@@ -229,7 +229,7 @@ def test_near_the_end_of_the_context_it_stops_iterating(fake_runner_class):
     assert not bench.runner.forwards
 
 
-def test_ids_the_model_does_not_have_end_iterating(bench):
+def test_ids_the_model_does_not_have_end_lookahead_iteration(bench):
     bench.open(1, [1, 2, 3])
     bench.core.apply(Commit((1, 1), 3, [1_000]))
     bench.open(2, [1, 1_000])
@@ -238,7 +238,7 @@ def test_ids_the_model_does_not_have_end_iterating(bench):
 
 
 @pytest.mark.parametrize("committed", [[1_000], [1] * 20], ids=["an id it lacks", "the end of the context"])
-def test_a_commit_between_steps_ends_those_the_model_cannot_run(fake_runner_class, committed):
+def test_a_commit_beyond_the_context_ends_pending_lookahead_steps(fake_runner_class, committed):
     """A forward would raise, and cost others, whose tokens may depend on their drafts, a round."""
     bench = LookaheadBench(fake_runner_class(max_context=40))
     bench.open(1, [1] * 16, steps="8")
@@ -261,14 +261,14 @@ def test_a_failed_forward_costs_its_steps_and_no_draft(bench, caplog):
     assert not bench.sink.failures
 
 
-def test_without_pages_for_a_window_it_answers_from_what_it_has(fake_runner_class):
+def test_without_pages_for_a_window_lookahead_drafts_from_its_pool(fake_runner_class):
     bench = LookaheadBench(fake_runner_class(num_pages=3, page_size=4, max_context=40))
     bench.open(1, [1, 2, 3, 4, 1], seed_from_prompt="1")
     assert bench.blocks(1)[1].draft_ids == [2, 3, 4]
     assert not bench.runner.forwards
 
 
-def test_what_the_pages_cannot_hold_is_not_computed_and_takes_no_page_of_another(fake_runner_class):
+def test_a_sequence_larger_than_all_pages_is_not_computed_and_takes_no_page(fake_runner_class):
     bench = LookaheadBench(fake_runner_class(num_pages=12, page_size=4))
     bench.open(1, [n % 90 for n in range(40)])  # with a window of 12 rows more than 48 slots
     bench.open(2, [7] * 10, "model")
@@ -346,7 +346,7 @@ def test_a_commit_for_another_length_closes_the_sequence_and_frees_its_pages(ben
         ({"levels": "3"}, "drafter.settings = levels: must be one of window, ngram_size"),
     ],
 )
-def test_bad_settings_refuse_the_request_by_name(bench, settings, message):
+def test_bad_lookahead_settings_are_rejected_by_name(bench, settings, message):
     bench.open(1, [1, 2], **settings)
     error = bench.sink.failures[1, 1]
     assert isinstance(error, InvalidArgumentError)

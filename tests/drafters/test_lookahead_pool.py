@@ -16,13 +16,13 @@ def test_guesses_come_most_recently_used_first():
     assert len(pool) == 3
 
 
-def test_a_first_token_keeps_its_last_used_guesses():
+def test_the_pool_keeps_the_last_used_guesses_of_a_first_token():
     pool = NgramPool(max_guesses=2)
     pool.add([(1, 2), (1, 3), (1, 2), (1, 4)])
     assert pool.guesses(1) == [(4,), (2,)]
 
 
-def test_the_whole_drops_what_was_used_least_recently():
+def test_the_pool_drops_the_least_recently_used_guesses():
     pool = NgramPool(max_guesses=2, max_ngrams=3)
     pool.add([(1, 2), (2, 3), (3, 4), (1, 2), (4, 5)])
     assert pool.guesses(2) == []
@@ -30,7 +30,7 @@ def test_the_whole_drops_what_was_used_least_recently():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_equals_a_list_of_everything_in_the_order_of_use(seed):
+def test_the_pool_equals_a_list_of_all_guesses_in_order_of_use(seed):
     rng = random.Random(seed)
     max_guesses, max_ngrams, size = rng.randrange(1, 5), rng.randrange(1, 12), rng.randrange(2, 5)
     pool = NgramPool(max_guesses, max_ngrams)

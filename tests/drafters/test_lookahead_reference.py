@@ -140,7 +140,7 @@ def merged(guesses, num_nodes):
     seed=st.integers(0, 2**32),
     rounds=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), min_size=2, max_size=5),
 )
-def test_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, rounds):
+def test_lookahead_drafts_equal_the_literal_reference(runner, shapes, sampling, seed, rounds):
     """Random windows share a batch; numbers of steps are random, and commits follow the model or do not."""
     rng = random.Random(seed)
     sink = RecordingSink()

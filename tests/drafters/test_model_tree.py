@@ -59,7 +59,7 @@ def paths_of(draft_ids, parents):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_best_nodes_are_found_whatever_the_forwards_hold(seed):
+def test_the_best_nodes_of_a_tree_are_found_whatever_the_forwards_hold(seed):
     rng = random.Random(seed)
     num_nodes, max_branches = rng.randrange(2, 6), rng.randrange(2, 5)
     expected = best_nodes(seed, num_nodes, max_branches, num_nodes)
@@ -72,20 +72,20 @@ def test_the_best_nodes_are_found_whatever_the_forwards_hold(seed):
         assert set(paths) == expected and len(paths) == num_nodes
 
 
-def test_depth_is_bounded_and_nothing_follows_the_end():
+def test_the_depth_of_a_tree_is_bounded_and_no_node_follows_an_end_id():
     for seed in range(20):
         tree = ModelTree(12, 3, 3, end_ids=(2, 4))
         assert grow(tree, seed) <= 12
         assert set(paths_of(*tree.best())) == best_nodes(seed, 12, 3, 3, end_ids=(2, 4))
 
 
-def test_impossible_ids_are_no_nodes():
+def test_impossible_ids_are_not_nodes_of_a_tree():
     tree = ModelTree(4, 3, 4, ())
     tree.add_children(-1, [7, 0, 0], [0.0, -math.inf, -math.inf])
     assert tree.best() == ([7], [-1])
 
 
-def test_a_sure_model_gives_a_chain_one_node_a_forward_and_its_kv_is_a_chain():
+def test_a_confident_model_drafts_a_chain_one_node_a_forward_and_its_kv_is_a_chain():
     tree = ModelTree(4, 2, 4, ())
     for node, token_id in ((-1, 5), (0, 6), (2, 7), (4, 8)):
         if node >= 0:
@@ -97,14 +97,14 @@ def test_a_sure_model_gives_a_chain_one_node_a_forward_and_its_kv_is_a_chain():
     assert tree.leading_ids() == [5, 6, 7]
 
 
-def test_kv_beside_the_chain_is_not_counted_on():
+def test_kv_of_side_branches_is_not_reused():
     tree = ModelTree(4, 2, 4, ())
     tree.add_children(-1, [5, 6], [-0.7, -0.7])
     assert tree.add_rows(tree.to_expand()) == ([5, 6], [-1, -1])
     assert tree.leading_ids() == [5]
 
 
-def test_a_tree_that_is_stopped_is_what_it_is():
+def test_a_stopped_tree_keeps_its_nodes():
     tree = ModelTree(4, 2, 4, ())
     assert tree.is_growing
     tree.stop()

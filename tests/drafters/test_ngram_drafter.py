@@ -31,7 +31,7 @@ def literal_chain(ids, num_tokens, min_ngram, max_ngram):
 
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_chains_equal_a_literal_search_at_every_length(min_ngram, max_ngram):
+def test_ngram_chains_equal_a_literal_search_at_every_length(min_ngram, max_ngram):
     rng = random.Random(max_ngram)
     settings = NgramSettings(min_ngram, max_ngram, max_branches=1, draft_factor=0)
     ids, num_found = [], 0
@@ -45,7 +45,7 @@ def test_chains_equal_a_literal_search_at_every_length(min_ngram, max_ngram):
     assert num_found > 100
 
 
-def test_a_tree_prefers_what_followed_most_often():
+def test_an_ngram_tree_prefers_the_most_frequent_continuation():
     draft_ids, parents = propose([1, 2, 3, 10, 1, 2, 3, 11, 1, 2, 3, 12, 1, 2, 4, 13, 1, 2], num_tokens=3)
     assert (draft_ids[0], parents[0]) == (3, -1)
     assert 4 in draft_ids and parents[draft_ids.index(4)] == -1
@@ -56,7 +56,7 @@ def test_a_target_that_takes_chains_gets_the_most_recent_one():
     assert propose([1, 2, 3, 1, 2, 4, 1, 2], num_tokens=3, max_branches=1) == ([4, 1, 2], None)
 
 
-def test_one_way_to_go_on_is_a_chain_that_runs_into_the_present():
+def test_a_single_continuation_is_a_chain_that_runs_into_the_present():
     assert propose([1, 2, 3, 1, 2], num_tokens=7) == ([3, 1, 2, 3, 1, 2, 3], None)
 
 
@@ -73,7 +73,7 @@ def proposed(terms, num_tokens=6, takes_trees=True):
     return NgramLookup(NgramSettings(), list(REPEATED)).propose(num_tokens, takes_trees, terms)
 
 
-def test_under_terms_a_draft_is_as_long_as_it_is_worth():
+def test_under_terms_a_draft_is_as_long_as_pays_off():
     everything, parents = proposed(DraftTerms(16))
     assert len(everything) > 6, "not the number asked for"
     sizes = []
@@ -95,11 +95,11 @@ def test_a_draft_that_does_not_gain_enough_is_empty():
     assert proposed(DraftTerms(16, 0.9)) == ([], None)
 
 
-def test_terms_do_not_reach_chains_of_the_most_recent():
+def test_terms_do_not_shorten_chains_of_the_most_recent_match():
     assert proposed(DraftTerms(16, 0.9), num_tokens=3, takes_trees=False) == proposed(None, 3, takes_trees=False)
 
 
-def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
+def test_scores_of_ngrams_are_corrected_by_accepted_tokens(fake_runner_class):
     bench = Bench(fake_runner_class())
     rng = random.Random(2)
     bench.open(1, [rng.randrange(8) for _ in range(40)], "ngram", max_length=100_000)
@@ -115,7 +115,7 @@ def test_scores_are_corrected_by_what_is_accepted(fake_runner_class):
     assert sum(sizes[-100:]) / 100 < sum(sizes[:20]) / 20 / 2
 
 
-def test_a_drafter_that_was_wrong_for_long_is_believed_again():
+def test_an_ngram_drafter_that_was_wrong_for_long_is_used_again():
     rng, calibration = random.Random(3), Calibration()
     terms = DraftTerms(16, 0.9)
 
@@ -137,7 +137,7 @@ def test_a_drafter_that_was_wrong_for_long_is_believed_again():
     assert sum(sizes([0])) >= 1
 
 
-def test_matches_shorter_than_asked_for_are_none():
+def test_matches_shorter_than_min_ngram_are_not_drafted_from():
     assert propose([1, 2, 1], min_ngram=2) == ([], None)
     assert propose([1, 2, 3], min_ngram=1) == ([], None)
 
@@ -163,7 +163,7 @@ def test_confidence_grows_with_the_match(ids, settings, expected):
     assert drafter.confidence(sequence) == expected
 
 
-def test_trees_are_sound_and_every_path_goes_on_as_the_text_did():
+def test_ngram_trees_are_valid_and_every_path_is_a_continuation_in_the_text():
     rng = random.Random(1)
     num_branched = 0
     for _ in range(300):
@@ -197,12 +197,12 @@ def test_trees_are_sound_and_every_path_goes_on_as_the_text_did():
         ({"ngram": "1"}, "drafter.settings"),
     ],
 )
-def test_bad_settings_are_refused_by_name(settings, field):
+def test_bad_ngram_settings_are_rejected_by_name(settings, field):
     with pytest.raises(InvalidArgumentError, match=rf"^{field} = "):
         NgramSettings().override(settings)
 
 
-def test_settings_of_a_sequence_replace_the_workers():
+def test_ngram_settings_of_a_sequence_replace_the_workers():
     new = NgramSettings().override({"min_ngram": "2", "max_branches": "1"})
     assert new == NgramSettings(min_ngram=2, max_branches=1)
 

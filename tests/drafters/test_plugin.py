@@ -41,7 +41,7 @@ def example() -> str:
     return re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 
-def test_what_a_plugin_imports_is_typed_where_it_is_installed():
+def test_the_api_that_a_plugin_imports_is_typed_when_installed():
     for package in ("drafters", "engine", "rpc", "common", "v1"):  # those of the names in `drafter`
         root = "protos" if package == "v1" else package
         assert (ROOT / root / "betoken" / package / "py.typed").exists()
@@ -93,7 +93,7 @@ class Raising(ImmediateDrafter):
 """
 
 
-def test_one_that_raises_costs_that_sequence_one_round_and_is_logged(write_module, caplog):
+def test_a_plugin_that_raises_costs_its_sequence_one_round_and_is_logged(write_module, caplog):
     bench = Bench(f"{write_module('raising', RAISING)}:Raising")
     bench.open(1, [13])
     bench.open(2, [2])
@@ -128,7 +128,7 @@ a_function = lambda: None
         ("Missing", "cannot be imported: AttributeError"),
     ],
 )
-def test_what_is_no_drafter_is_refused_with_the_reason(write_module, name, reason):
+def test_a_plugin_that_is_not_a_drafter_is_rejected_with_the_reason(write_module, name, reason):
     path = f"{write_module('none', NO_DRAFTERS)}:{name}"
     with pytest.raises(FailedPreconditionError, match=reason) as caught:
         load_plugin(path)
@@ -143,12 +143,12 @@ def test_what_is_no_drafter_is_refused_with_the_reason(write_module, name, reaso
     ],
     ids=["import", "class"],
 )
-def test_a_script_that_ends_is_refused_and_does_not_end_the_worker_in_silence(write_module, text, reason):
+def test_a_plugin_script_that_exits_is_rejected_and_does_not_end_the_worker_silently(write_module, text, reason):
     with pytest.raises(FailedPreconditionError, match=reason):
         load_plugin(f"{write_module('script', text)}:Quits")
 
 
-def test_paths_are_distinguished_from_names():
+def test_paths_of_plugins_are_distinguished_from_drafter_names():
     assert is_plugin_path("a:B") and is_plugin_path("a.b_c.d:E")
     assert not any(is_plugin_path(name) for name in ("model", "a.b", "a:", ":B", "a..b:C", "a b:C", "a:b.c"))
 
@@ -165,7 +165,7 @@ def test_paths_are_distinguished_from_names():
         (["--drafters", "json:JSONDecoder"], "is not a Drafter: it lacks"),
     ],
 )
-def test_the_worker_does_not_start_with_one(arguments, message):
+def test_the_worker_does_not_start_with_a_plugin_that_is_not_a_drafter(arguments, message):
     command = [sys.executable, "-m", "betoken.draft_worker", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0

@@ -62,7 +62,7 @@ def edited(text, num_edits, rng):
 
 @pytest.mark.parametrize("takes_trees", [True, False])
 @pytest.mark.parametrize("num_edits", [0, 1, 3, 8])
-def test_an_edited_text_takes_about_a_round_a_draft_and_few_for_each_edit(num_edits, takes_trees):
+def test_a_prediction_with_edits_takes_about_a_round_a_draft_and_few_for_each_edit(num_edits, takes_trees):
     rng = random.Random(num_edits)
     for _ in range(20):
         predicted = [rng.randrange(5, 60) for _ in range(400)]
@@ -72,7 +72,7 @@ def test_an_edited_text_takes_about_a_round_a_draft_and_few_for_each_edit(num_ed
         assert num_predicted >= len(truth) - num_rounds - 12 * num_edits
 
 
-def test_it_is_followed_from_the_first_token_and_after_words_of_the_models_own():
+def test_a_prediction_is_followed_from_the_first_token_and_after_other_words_of_the_model():
     predicted = list(range(10, 60))
     drafter, sequence = NgramDrafter(), sequence_of(predicted)
     drafter.open(sequence)
@@ -83,7 +83,7 @@ def test_it_is_followed_from_the_first_token_and_after_words_of_the_models_own()
     assert num_rounds <= 12 + 2 + len(predicted) / 9 + 1
 
 
-def test_a_sequence_that_goes_on_from_ids_stands_where_it_would():
+def test_a_sequence_resumed_from_ids_continues_in_its_prediction():
     predicted, rng = [*range(100, 160)], random.Random(1)
     truth = edited(predicted, 3, rng)
     for num_kept in range(len(truth)):
@@ -99,7 +99,7 @@ def test_a_sequence_that_goes_on_from_ids_stands_where_it_would():
         assert len(drafter.step()) == 1
 
 
-def test_a_longer_match_of_the_text_itself_comes_first():
+def test_a_longer_match_of_the_text_itself_precedes_the_prediction():
     text = [*range(20, 60)]
     drafter, sequence = NgramDrafter(), sequence_of([7, 8, 9], prompt_ids=[*text, *text[:20]])
     drafter.open(sequence)
@@ -115,7 +115,7 @@ def test_the_end_of_a_prediction_is_its_end():
     assert drafter.step()[0].draft_ids == []
 
 
-def test_after_a_difference_several_ways_on_are_drafted_where_trees_are_taken():
+def test_after_a_difference_from_the_prediction_a_tree_of_continuations_is_drafted():
     predicted = [*range(100, 140)]
     drafter, sequence = NgramDrafter(), sequence_of(predicted, output_ids=[*predicted[:10], 7])
     drafter.open(sequence)
@@ -125,7 +125,7 @@ def test_after_a_difference_several_ways_on_are_drafted_where_trees_are_taken():
     assert roots == {110, 111}, "what was replaced is over, or what came between is"
 
 
-def test_under_terms_it_is_as_long_as_it_is_worth():
+def test_under_terms_a_draft_of_a_prediction_is_as_long_as_pays_off():
     predicted = [*range(100, 400)]
 
     def size(row_price):

@@ -50,7 +50,7 @@ def drafts_of(bench):
     return drafts
 
 
-def test_a_reloaded_model_drafts_with_its_new_weights_in_all_drafters_that_run_it(tmp_path: Path) -> None:
+def test_a_reloaded_model_drafts_with_its_new_weights_in_all_its_drafters(tmp_path: Path) -> None:
     save_tiny(tmp_path / "draft", "llama", seed=1)
     hosted, bench = loaded(tmp_path / "draft")
     for n in (0, 1):

@@ -44,7 +44,7 @@ class Shadowed(Clocked):
         return draft != [3]
 
 
-def test_what_answers_at_once_is_known_without_being_asked(fake_runner_class):
+def test_an_immediate_source_is_measured_by_shadow_drafts_without_a_request(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     bench.open(1, [6], "fused", max_length=10_000)
     asked = [bench.round(1) for _ in range(100)]
@@ -96,7 +96,7 @@ class Sure(ImmediateDrafter):
         return Drafted(sequence, [9] * (num_tokens if self.is_sure else 1))
 
 
-def test_what_was_not_worth_it_is_no_round(fake_runner_class):
+def test_a_shadow_draft_that_terms_leave_empty_is_not_a_round(fake_runner_class):
     bench = Shadowed(fake_runner_class())
     bench.open(1, [6], "fused", max_length=10_000)
     source = bench.core.host._drafters["fused"]._open[bench.core._sequences[(1, 1)].sequence].sources["knowing"]
@@ -150,7 +150,7 @@ def test_rounds_of_different_confidence_take_different_times(fake_runner_class):
     assert sum(asked != is_sure for asked, is_sure in rounds) / len(rounds) > 0.9, "short rounds without a draft pay"
 
 
-def test_a_source_is_asked_when_it_is_sure(fake_runner_class):
+def test_a_source_gets_requests_when_its_confidence_is_high(fake_runner_class):
     bench = Switching(fake_runner_class())
     bench.open(1, [5], "fused", max_length=10_000)
     rounds = [bench.round(1) for _ in range(300)][20:]
@@ -232,6 +232,6 @@ def test_a_source_that_raises_beside_a_waiting_shadow_draft_costs_one_round(fake
         ([1, 2], None, [[1], [2]], None),
     ],
 )
-def test_a_shadow_draft_brings_what_verifying_it_would_have(draft_ids, parents, commits, expected):
+def test_a_shadow_draft_counts_the_tokens_that_verification_would_have_accepted(draft_ids, parents, commits, expected):
     shadow = ShadowDraft(Drafted(None, draft_ids, parents))
     assert [shadow.follow(ids) for ids in commits][-1] == expected

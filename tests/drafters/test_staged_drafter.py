@@ -33,7 +33,7 @@ def bench(fake_runner_class):
     return StagedBench(fake_runner_class())
 
 
-def test_right_guesses_save_forwards_and_are_named(bench):
+def test_right_ngram_guesses_save_forwards_and_are_named_as_sources(bench):
     text = bench.runner.complete([1, 2, 3], 20)
     prompt = [1, 2, 3, *text, 1, 2, 3]  # said once already
     bench.open(1, prompt, "staged")
@@ -46,14 +46,14 @@ def test_right_guesses_save_forwards_and_are_named(bench):
     assert bench.sink.answers[0].drafted.num_forwards == 1
 
 
-def test_wrong_guesses_change_nothing(bench):
+def test_wrong_ngram_guesses_change_no_staged_draft(bench):
     prompt = [1, 2, 3, 90, 91, 92, 1, 2, 3]
     bench.open(1, prompt, "staged")
     assert bench.draft(1, num_tokens=5) == {1: bench.runner.complete(prompt, 5)}
     assert bench.sources()[1][0] == "model"
 
 
-def test_settings_are_those_of_the_ngrams(bench):
+def test_settings_of_the_staged_drafter_are_those_of_ngrams(bench):
     bench.open(1, [1, 2], "staged", min_ngram="0")
     bench.open(2, [1, 2], "staged", min_ngram="3")
     assert isinstance(bench.sink.failures.pop((1, 1)), InvalidArgumentError)
@@ -61,7 +61,7 @@ def test_settings_are_those_of_the_ngrams(bench):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_committed_drafts_are_the_models_and_no_page_leaks(fake_runner_class, seed):
+def test_staged_drafts_are_the_models_after_any_commit_and_leak_no_page(fake_runner_class, seed):
     rng = random.Random(seed)
     runner = fake_runner_class(num_pages=40)
     bench = StagedBench(runner)
@@ -89,7 +89,7 @@ def test_whatever_is_committed_drafts_are_the_models_and_no_page_leaks(fake_runn
     assert not bench.sink.failures
 
 
-def test_a_failed_forward_costs_both_kinds_one_round(bench):
+def test_a_failed_forward_costs_staged_and_model_drafts_one_round(bench):
     bench.open(1, [1, 2, 3], "staged")
     bench.open(2, [4, 5, 6], "model")
     bench.draft(1, 2)
@@ -101,7 +101,7 @@ def test_a_failed_forward_costs_both_kinds_one_round(bench):
 
 @pytest.mark.parametrize("is_forward", [True, False])
 @pytest.mark.parametrize("num_before", range(6))
-def test_a_fault_leaves_no_tree_with_rows_that_were_never_written(bench, monkeypatch, num_before, is_forward):
+def test_a_failed_forward_leaves_no_tree_with_unwritten_rows(bench, monkeypatch, num_before, is_forward):
     faults = [None] * num_before + [RuntimeError("no memory for it")]
 
     def failing(call):
@@ -126,7 +126,7 @@ def test_a_fault_leaves_no_tree_with_rows_that_were_never_written(bench, monkeyp
         assert drafts[2] == bench.runner.complete([4, 5, 6], 6)
 
 
-def test_a_failed_choice_of_tokens_costs_a_round_and_leaves_no_endless_work(bench, monkeypatch):
+def test_a_failed_sampling_costs_one_round_and_leaves_no_pending_work(bench, monkeypatch):
     bench.open(1, [1, 2, 3], "staged")
     bench.open(2, [4, 5, 6], "model")
     bench.draft(1, 2)
@@ -144,7 +144,7 @@ def test_a_failed_choice_of_tokens_costs_a_round_and_leaves_no_endless_work(benc
     assert bench.draft(1, 2) == {1: bench.runner.complete([1, 2, 3], 4), 2: bench.runner.complete([4, 5, 6], 4)}
 
 
-def test_reading_on_finds_what_appending_would_find():
+def test_reading_on_in_the_automaton_finds_the_matches_of_appending():
     rng = random.Random(3)
     for _ in range(300):
         ids = [rng.randrange(3) for _ in range(rng.randrange(1, 30))]

@@ -60,7 +60,7 @@ def test_capped_matches_name_the_most_recent_occurrence_and_every_continuation(m
         assert set(automaton.continuations(state)) == {ids[start + length] for start in starts}
 
 
-def test_counts_are_those_of_the_text():
+def test_counts_of_continuations_are_those_of_the_text():
     for ids in texts(60, 30):
         automaton = SuffixAutomaton()
         automaton.extend(ids)

@@ -96,7 +96,7 @@ async def test_abandoned_calls_do_not_block_others():
                 assert (await service.Tokenize(TokenizeRequest(), timeout=10)).ids == [1], method
 
 
-async def test_messages_may_come_well_after_their_headers():
+async def test_messages_of_a_call_may_come_well_after_their_headers():
     async with serving(max_concurrent_rpcs=100) as (address, _), RawConnection(address, window=1000) as slow:
         streams = {slow.call(TOKENIZE) for _ in range(100)}
         await slow.drain()
@@ -123,7 +123,7 @@ async def test_a_call_whose_message_does_not_come_ends(monkeypatch):
 
 
 @pytest.mark.parametrize("prompt", ["", "fail"])
-async def test_an_end_that_is_not_read_does_not_stay(monkeypatch, prompt):
+async def test_the_unread_end_of_a_call_is_dropped(monkeypatch, prompt):
     monkeypatch.setattr(calls, "_SWEEP_S", 0.05)
     async with serving(max_unread_s=0.2) as (address, _), RawConnection(address, window=0) as stranger:
         message = TokenizeRequest(prompt=prompt)
@@ -149,7 +149,7 @@ async def test_overload_is_refused_with_advice_and_health_is_reported():
         assert (await service.Tokenize(TokenizeRequest(), timeout=10)).ids == [1]
 
 
-async def test_a_burst_ends_in_answers_or_advice():
+async def test_a_burst_of_calls_ends_in_answers_or_retry_advice():
     """gRPC alone cancels some of what comes faster than it is looked at."""
     outcomes: Counter[object] = Counter()
 
@@ -187,7 +187,7 @@ async def test_connections_are_bounded():
                     break
 
 
-async def test_a_watcher_that_does_not_read_holds_up_neither_others_nor_the_end(monkeypatch):
+async def test_a_health_watcher_that_does_not_read_blocks_neither_others_nor_the_shutdown(monkeypatch):
     is_available, stop = True, asyncio.Event()
     port = asyncio.get_running_loop().create_future()
     add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
@@ -224,7 +224,7 @@ class Context:
         raise grpc.aio.AbortError
 
 
-async def test_watches_are_few_and_end():
+async def test_health_watches_are_bounded_in_number_and_time():
     health = HealthServicer(max_unread_s=1.0, longest_watch_s=0.2, max_watches=2)
     health.set("", SERVING)
     contexts = [Context() for _ in range(3)]

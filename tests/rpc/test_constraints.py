@@ -31,17 +31,17 @@ def takes(constraint: Constraint, text: str) -> bool:
         (Constraint(lark='start: "a" b+\nb: "b"'), "abb", "aab"),
     ],
 )
-def test_each_kind_takes_its_texts_and_no_others(constraint: Constraint, good: str, bad: str) -> None:
+def test_each_kind_of_constraint_accepts_its_texts_and_no_others(constraint: Constraint, good: str, bad: str) -> None:
     assert takes(constraint, good) and not takes(constraint, bad) and not takes(constraint, good[:-1] + "\0")
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "/a|b/", "%x", "a\nb", "ü😀", " ", "start: b", "{}", "'"])
-def test_a_choice_is_text_as_it_stands(text: str) -> None:
+def test_a_choice_constraint_is_literal_text(text: str) -> None:
     constraint = Constraint(choice={"texts": [text, "other"]})
     assert takes(constraint, text) and takes(constraint, "other") and not takes(constraint, text + text)
 
 
-def test_json_may_be_indented_but_not_for_ever() -> None:
+def test_json_may_be_indented_within_bounds() -> None:
     constraint = Constraint(json_object=True)
     assert takes(constraint, json.dumps({"a": [1, 2], "b": {"c": 3}}, indent=8)) and takes(constraint, '{"a":1}')
     assert not takes(constraint, "{" + " " * 200 + '"a":1}')
@@ -61,7 +61,7 @@ def test_json_may_be_indented_but_not_for_ever() -> None:
         (Constraint(lark="nothing"), "constraint.lark", ""),
     ],
 )
-def test_a_bad_one_is_refused_in_the_librarys_words(constraint: Constraint, field: str, words: str) -> None:
+def test_a_bad_constraint_is_rejected_with_the_librarys_message(constraint: Constraint, field: str, words: str) -> None:
     for _ in range(2):  # a refusal is not kept as a grammar
         with pytest.raises(InvalidArgumentError, match=f"^{field} = ") as caught:
             GRAMMARS.compile(constraint)
@@ -81,12 +81,12 @@ def test_a_bad_one_is_refused_in_the_librarys_words(constraint: Constraint, fiel
         (Constraint(choice={"texts": ["a"] * 1025}), "constraint.choice.texts = 1025 entries: must be at most 1024"),
     ],
 )
-def test_sizes_and_kinds_are_checked(constraint: Constraint, text: str) -> None:
+def test_sizes_and_kinds_of_constraints_are_checked(constraint: Constraint, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
         validate_constraint(constraint, max_bytes=300)
 
 
-def test_a_compiled_one_is_kept() -> None:
+def test_a_compiled_constraint_is_cached() -> None:
     constraint = Constraint(regex="kept[0-9]")
     matcher = GRAMMARS.compile(constraint)
     assert GRAMMARS.compile(Constraint(regex="kept[0-9]")) is matcher

@@ -104,7 +104,7 @@ def sync_error(address: str) -> BetokenError:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-async def test_an_error_survives_the_trip(stack, error):
+async def test_an_error_survives_a_call_of_a_server(stack, error):
     address = await serve_failing(stack, error)
     expected = facts(error) | {"request_id": error.request_id or "req-1"}
     assert facts(await unary_error(address)) == expected
@@ -181,7 +181,7 @@ def test_every_status_but_ok_has_a_class_and_every_class_its_own_status():
         assert ERROR_BY_STATUS[cls.code] is cls
 
 
-def test_a_foreign_status_needs_no_metadata():
+def test_a_status_of_another_server_becomes_an_error_without_metadata():
     error = from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (5 vs. 4)", None)
     assert isinstance(error, ResourceExhaustedError)
     assert error.retry_after_s is None
@@ -190,7 +190,7 @@ def test_a_foreign_status_needs_no_metadata():
     assert isinstance(from_link_error(LinkError(code=99, message="?")), InternalError)
 
 
-def test_huge_and_unencodable_texts_fit_into_trailers():
+def test_huge_and_unencodable_error_texts_fit_into_trailers():
     error = InvalidArgumentError("prompt", "\ud800" + "x" * 100_000, "must be valid UTF-8")
     _, details, metadata = to_status(error)
     assert len(details) <= 1024

@@ -26,13 +26,13 @@ def router(**options):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "unix:/tmp/betoken.sock"])
-def test_of_this_machine_alone_nothing_is_said(host):
+def test_a_loopback_address_logs_no_exposure_warning(host):
     assert is_own_host(host)
     assert warning_of(ServiceSettings(host=host)) == ""
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "10.1.2.3", "no-such-name.invalid"])
-def test_beyond_it_one_line_names_what_is_missing_and_how_to_get_it(host):
+def test_an_exposed_address_logs_one_warning_of_missing_protection(host):
     text = warning_of(router(host=host))
     assert host in text and "\n" not in text
     for part in ("without TLS", "--tls-cert-file", "--api-keys-file", "--tls-client-ca-file", "--insecure"):
@@ -41,7 +41,7 @@ def test_beyond_it_one_line_names_what_is_missing_and_how_to_get_it(host):
     assert "--api-keys-file" not in warning_of(ServiceSettings(host=host))  # a worker has none
 
 
-def test_what_is_there_is_not_missed(files):
+def test_configured_protection_is_not_in_the_exposure_warning(files):
     tls = {name: files[name] for name in ("tls_cert_file", "tls_key_file")}
     keys = {"api_keys_file": files["api_keys_file"]}
     assert "without TLS" not in warning_of(router(host="0.0.0.0", **tls))
@@ -52,7 +52,7 @@ def test_what_is_there_is_not_missed(files):
 
 
 @pytest.mark.parametrize("insecure", [False, True])
-def test_a_service_says_it_once_as_it_starts(caplog, monkeypatch, insecure):
+def test_a_service_logs_the_exposure_warning_once_at_start(caplog, monkeypatch, insecure):
     monkeypatch.setattr(server, "configure_logging", lambda *_, **__: None)  # which takes what is logged from the test
 
     async def body():
@@ -78,11 +78,11 @@ def test_a_service_says_it_once_as_it_starts(caplog, monkeypatch, insecure):
         ("vsock:1:2", False),
     ],
 )
-def test_a_peer_of_this_machine_is_distinguished_from_others(peer, is_own):
+def test_a_loopback_peer_is_distinguished_from_remote_ones(peer, is_own):
     assert is_own_peer(peer) == is_own
 
 
-def test_a_host_whose_name_stands_for_both_is_not_this_machine_alone(monkeypatch):
+def test_a_host_name_of_loopback_and_other_addresses_is_exposed(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in ("127.0.0.1", "192.0.2.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert not is_own_host("both")

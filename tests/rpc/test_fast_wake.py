@@ -28,7 +28,7 @@ def _exists(number):
 
 
 @pytest.mark.parametrize(("is_virtual", "latency_us"), [(True, 0), (False, 2)])
-def test_it_asks_from_the_first_hold_to_the_last_release(device, monkeypatch, is_virtual, latency_us):
+def test_fast_wake_is_requested_from_the_first_hold_to_the_last_release(device, monkeypatch, is_virtual, latency_us):
     monkeypatch.setattr(fast_wake, "_is_virtual", lambda: is_virtual)
     wake = FastWake("auto", device)
     assert not is_asked(device)
@@ -42,20 +42,20 @@ def test_it_asks_from_the_first_hold_to_the_last_release(device, monkeypatch, is
         assert not is_asked(device) and wake.num_held == 0
 
 
-def test_what_is_held_ends_with_the_work_that_fails(device):
+def test_a_fast_wake_hold_ends_with_failed_work(device):
     wake = FastWake("on", device)
     with pytest.raises(ValueError, match="mine"), wake.held():
         raise ValueError("mine")
     assert not is_asked(device)
 
 
-def test_off_never_asks(device):
+def test_fast_wake_off_makes_no_request(device):
     wake = FastWake("off", device)
     with wake.held():
         assert not is_asked(device) and wake.num_held == 1
 
 
-def test_where_it_may_not_ask_auto_does_without_and_on_is_refused(tmp_path):
+def test_without_permission_fast_wake_auto_is_disabled_and_on_is_rejected(tmp_path):
     missing = tmp_path / "missing"
     with FastWake("auto", missing).held():
         assert not missing.exists()
@@ -63,7 +63,7 @@ def test_where_it_may_not_ask_auto_does_without_and_on_is_refused(tmp_path):
         FastWake("on", missing)
 
 
-def test_a_device_that_fails_later_is_reported_once_and_holds_up_nothing(device, caplog):
+def test_a_fast_wake_device_that_fails_later_is_logged_once_and_blocks_nothing(device, caplog):
     wake = FastWake("on", device)
     device.unlink()
     for _ in range(2):

@@ -9,7 +9,7 @@ from tests.rpc.harness import block
 from .conftest import HELLO, eventually
 
 
-async def test_entries_of_one_turn_leave_as_one_frame(start_worker, start_link):
+async def test_entries_of_one_event_loop_turn_are_sent_as_one_frame(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)
     for sequence_id in range(1, 65):

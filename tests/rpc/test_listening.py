@@ -38,7 +38,7 @@ async def test_a_port_in_use_is_refused_with_its_address(capfd):
     assert capfd.readouterr().err == "", "gRPC's own line says less"
 
 
-async def test_a_unix_socket_that_cannot_be_made_is_reported_as_what_it_is(tmp_path):
+async def test_a_unix_socket_that_cannot_be_created_is_reported_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
     for path, reason in (("absent/a.sock", "does not exist"), ("file", "something else than a socket is there")):
         with pytest.raises(FailedPreconditionError, match=reason):
@@ -87,7 +87,7 @@ async def test_another_users_unix_socket_is_refused_and_stays(tmp_path, monkeypa
     ("host", "reason"),
     [("192.0.2.1", "this machine has no such address"), ("no.such.name.invalid", "[Nn]ame"), ("a..b", "")],
 )
-async def test_a_host_that_is_not_this_machines_is_named(host, reason):
+async def test_a_host_of_another_machine_is_named(host, reason):
     with pytest.raises(FailedPreconditionError, match=f"cannot listen on {host}:0: {reason}"):
         await serve([], ServiceSettings(host=host), stop=asyncio.Event())
 

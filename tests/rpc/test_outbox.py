@@ -27,7 +27,7 @@ def drained(outbox: Outbox) -> list:
     st.lists(st.sampled_from(sorted(ENTRY_TYPES)), max_size=60),
     st.integers(20, 300),
 )
-def test_order_and_sizes(names, max_frame_bytes):
+def test_frames_of_the_outbox_keep_order_and_sizes(names, max_frame_bytes):
     entries = [(name, 2**60 + index) for index, name in enumerate(names)]
     outbox = Outbox(VerifyLinkRequest, OutboxLimits(max_frame_bytes=max_frame_bytes))
     for name, sequence_id in entries:
@@ -45,7 +45,7 @@ def test_order_and_sizes(names, max_frame_bytes):
             assert set(applied[: applied.index(entries[index])]) >= {e for e in entries[:index] if e[0] != "closes"}
 
 
-def test_whole_frames_merge_and_single_fields_are_replaced():
+def test_whole_frames_merge_in_the_outbox_and_single_fields_are_replaced():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits())
     for running in (3, 0):
         frame = VerifyLinkResponse(verdicts=[Verdict(sequence_id=running + 1)])
@@ -74,7 +74,7 @@ def test_no_frame_is_larger_than_a_message_may_be():
     assert sum(len(frame.errors) for frame in frames) == 5 and max(frame.ByteSize() for frame in frames) <= 100
 
 
-def test_limits_refuse():
+def test_entries_beyond_the_limits_of_the_outbox_are_rejected():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_frame_bytes=50, max_message_bytes=100, max_pending_bytes=150))
     with pytest.raises(ResourceExhaustedError, match="limit of 100 bytes"):
         outbox.add_entries({"errors": [LinkError(message="x" * 200)]})

@@ -94,7 +94,7 @@ async def test_a_link_comes_back_after_the_worker_restarts(start_worker, start_l
     assert len(recorded.downs) == 1
 
 
-async def test_a_worker_that_does_not_fit_is_refused_and_dialled_again(start_worker, start_link):
+async def test_an_incompatible_worker_is_rejected_and_dialled_again(start_worker, start_link):
     def check_hello(hello: WorkerHello) -> None:
         if hello.tokenizer_hash != "good":
             raise FailedPreconditionError("tokenizer_hash: differs")
@@ -138,7 +138,7 @@ async def test_a_refused_worker_is_left_alone_until_there_is_reason_to_ask(start
     await next_check()
 
 
-async def test_pauses_between_dials_double_up_to_their_bounds(monkeypatch):
+async def test_backoff_between_dials_doubles_up_to_its_bound(monkeypatch):
     slept: list[float] = []
 
     async def sleep(_: Backoff, seconds: float) -> bool:
@@ -173,7 +173,7 @@ async def test_an_address_of_another_service_is_refused_and_stays_so(start_worke
     await link.close()
 
 
-async def test_a_link_closes_at_once_while_it_asks_who_listens_there():
+async def test_a_link_closes_at_once_during_its_diagnosis_of_the_address():
     asked = asyncio.Event()
 
     class Silent(grpc.GenericRpcHandler):
@@ -197,7 +197,7 @@ async def test_a_link_closes_at_once_while_it_asks_who_listens_there():
     await server.stop(0)
 
 
-async def test_a_status_whose_advice_is_no_time_costs_no_link():
+async def test_a_status_with_invalid_retry_advice_does_not_break_the_link():
     class Full(grpc.GenericRpcHandler):
         def service(self, call):
             return grpc.stream_stream_rpc_method_handler(self.refuse)
@@ -218,7 +218,7 @@ async def test_a_status_whose_advice_is_no_time_costs_no_link():
     await server.stop(0)
 
 
-async def test_a_status_that_a_write_came_too_late_for_is_found(start_worker, monkeypatch):
+async def test_the_status_of_a_call_that_ended_before_a_write_is_found(start_worker, monkeypatch):
     worker = await start_worker(max_links=0)
     link = VerifyLink(worker.address, LinkCallbacks(print, print, print, print))
 
@@ -242,7 +242,7 @@ async def test_connect_once_reports_its_failure_and_run_takes_over(start_worker,
         await recorded.link.connect_once()
 
 
-async def test_close_before_run_and_while_dialling(start_worker, start_link):
+async def test_a_link_closes_before_its_run_and_while_dialling(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)
     await recorded.link.close()

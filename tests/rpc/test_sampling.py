@@ -20,7 +20,7 @@ def resolve(requested: SamplingParams, defaults: SamplingParams | None = None) -
     return resolved
 
 
-def test_silence_is_neutral_and_every_field_is_set():
+def test_absent_sampling_fields_are_neutral_and_every_field_is_set():
     resolved = resolve(SamplingParams())
     for descriptor in SamplingParams.DESCRIPTOR.fields:
         if descriptor.has_presence and descriptor.name not in ("logprobs", "prompt_logprobs"):
@@ -30,13 +30,13 @@ def test_silence_is_neutral_and_every_field_is_set():
     assert not resolved.HasField("logprobs") and not resolved.HasField("prompt_logprobs")
 
 
-def test_no_new_tokens_stay_none_and_leave_a_worker_room_for_one():
+def test_max_new_tokens_of_zero_stays_zero_and_leaves_a_worker_room_for_one_token():
     resolved = resolve(SamplingParams(max_new_tokens=0, prompt_logprobs=3), SamplingParams(min_new_tokens=5))
     assert (resolved.max_new_tokens, resolved.min_new_tokens, resolved.prompt_logprobs) == (0, 0, 3)
     assert sampling_fields(OpenSequence(prompt_ids=[1], max_length=2, sampling=resolved))["max_new_tokens"] == 1
 
 
-def test_the_model_fills_what_the_request_leaves_open():
+def test_sampling_defaults_of_the_model_fill_absent_fields():
     defaults = SamplingParams(temperature=0.6, top_k=50_000, max_new_tokens=1000, min_new_tokens=500)
     resolved = resolve(SamplingParams(top_p=0.5, seed=7), defaults)
     assert abs(resolved.temperature - 0.6) < 1e-6
@@ -44,7 +44,7 @@ def test_the_model_fills_what_the_request_leaves_open():
     assert (resolved.max_new_tokens, resolved.min_new_tokens) == (90, 90)
 
 
-def test_zero_is_a_choice_and_not_an_absence():
+def test_a_sampling_field_of_zero_is_not_absent():
     requested = SamplingParams(temperature=0.0, top_k=0, seed=0, presence_penalty=0.0, logprobs=0, ignore_eos=False)
     resolved = resolve(requested, SamplingParams(temperature=0.6, top_k=5, presence_penalty=1.0, ignore_eos=True))
     assert (resolved.temperature, resolved.top_k, resolved.seed, resolved.presence_penalty) == (0, 0, 0, 0)
@@ -62,14 +62,14 @@ def test_a_temperature_close_to_greedy_is_greedy_whoever_asks(asked: float, used
     assert sampling_fields(entry)["temperature"] == used
 
 
-def test_long_contexts_stop_at_the_default_number_of_new_tokens():
+def test_long_contexts_have_a_default_max_new_tokens():
     resolved = resolve_sampling(
         SamplingParams(), SamplingParams(), seed=1, prompt_length=10, max_context=100_000, vocab_size=64
     )
     assert resolved.max_new_tokens == 1024
 
 
-def test_fields_for_the_engine():
+def test_sampling_fields_reach_the_engine():
     sampling = SamplingParams(
         temperature=0.8,
         top_p=0.95,
@@ -99,11 +99,11 @@ def test_fields_for_the_engine():
 
 
 @given(st.floats(width=32, allow_nan=False))
-def test_the_shortest_decimal_is_the_same_float32(value):
+def test_the_shortest_decimal_of_a_float32_is_the_same_float32(value):
     assert struct.pack("<f", shortest(value)) == struct.pack("<f", value + 0.0)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 6))
-def test_decimals_of_six_digits_come_back(digits, exponent):
+def test_decimals_of_six_digits_survive_float32(digits, exponent):
     written = float(f"{digits}e-{exponent}")
     assert shortest(struct.unpack("<f", struct.pack("<f", written))[0]) == written

@@ -62,7 +62,7 @@ class Owner:
         self.loads.append(load.num_running)
 
 
-def test_a_second_open_ends_the_first():
+def test_a_second_open_ends_the_first_sequence():
     owner = Owner()
     owner.table.open(Kept((1, 1)))
     owner.table.open(Kept((1, 1)))
@@ -70,7 +70,7 @@ def test_a_second_open_ends_the_first():
     assert owner.let_go_keys == [(1, 1)] and len(owner.table) == owner.fast_wake.num_held == 0
 
 
-def test_as_many_are_open_as_the_worker_holds():
+def test_the_number_of_open_sequences_is_bounded():
     owner = Owner(max_sequences=2)
     for n in range(3):
         owner.table.open(Kept((1, n)))
@@ -80,7 +80,7 @@ def test_as_many_are_open_as_the_worker_holds():
 
 
 @pytest.mark.parametrize("fault", [NotFoundError("no such drafter"), ZeroDivisionError("an internal error")])
-def test_what_the_owner_cannot_take_in_is_refused_alone(fault):
+def test_a_sequence_that_the_owner_rejects_is_rejected_alone(fault):
     owner = Owner()
     owner.table.open(Kept((1, 1)))
     owner.fault = fault
@@ -120,7 +120,7 @@ def test_deadlines_end_sequences_in_time_and_the_next_one_is_reported():
     assert owner.table.expire(8.0) is None
 
 
-def test_long_waits_are_named_and_short_ones_not():
+def test_long_waits_of_sequences_are_reported_and_short_ones_are_not():
     owner = Owner()
     for n, since_ns in enumerate((0, 1 << 62, None)):
         owner.table.open(Kept((1, n), pending_since_ns=since_ns))

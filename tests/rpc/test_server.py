@@ -37,7 +37,7 @@ async def tokenize(address: str, timeout_s: float = 30.0):
         return await generation_pb2_grpc.GenerationServiceStub(channel).Tokenize(TokenizeRequest(), timeout=timeout_s)
 
 
-async def test_ready_file_health_and_reflection(tmp_path):
+async def test_a_server_has_a_ready_file_health_and_reflection(tmp_path):
     ready_file = tmp_path / "ready.json"
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(ready_file=ready_file))
@@ -66,7 +66,7 @@ async def test_without_reflection_a_service_is_not_described_and_serves():
         running.stop.set()
 
 
-async def test_as_many_calls_as_an_option_may_allow_are_allowed():
+async def test_the_largest_max_concurrent_rpcs_is_accepted():
     async with asyncio.TaskGroup() as tasks:
         running = Running(tasks, ServiceSettings(max_concurrent_rpcs=1 << 20))
         assert await health_of(await running.address()) == SERVING
@@ -133,7 +133,7 @@ async def test_open_calls_finish_and_new_ones_are_refused_while_draining():
             await running.task
 
 
-async def test_a_services_health_follows_whether_it_is_available(monkeypatch):
+async def test_the_health_of_a_service_follows_its_availability(monkeypatch):
     monkeypatch.setattr(server, "_HEALTH_PERIOD_S", 0.01)
     is_available = False
     add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
@@ -170,7 +170,7 @@ async def test_health_turns_before_the_drain_and_the_drain_is_bounded():
     assert seen == [0.2]
 
 
-async def test_a_drain_that_sends_away_ends_listening_at_once_and_open_calls_when_they_are_through():
+async def test_a_drain_of_a_router_stops_listening_at_once_and_finishes_open_calls():
     draining, is_over = asyncio.Event(), asyncio.Event()
 
     async def on_drain(_grace_s: float) -> None:
@@ -239,13 +239,13 @@ async def test_a_failure_ends_a_drain_too():
     assert isinstance(error, InternalError) and str(error) == "LookupError: lost"
 
 
-def test_a_full_collection_passes_over_what_was_loaded():
+def test_a_full_garbage_collection_skips_objects_made_at_load():
     code = "import gc; from betoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
     code += "assert len(gc.get_objects()) < before / 10 and gc.get_freeze_count() > before / 2"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
 
 
-def test_imports_are_not_searched_for_garbage_even_where_they_fail():
+def test_garbage_collection_skips_imports_even_if_they_fail():
     before = gc.get_freeze_count()
     kept = []
     with pytest.raises(ImportError, match="no_such_module"), importing():

@@ -23,7 +23,7 @@ sys.exit(run_service("example", settings, lambda: serve([], settings, on_drain=o
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("drain_s", "signals"), [("0.1", 1), ("300", 2)])
-async def test_signals_drain_and_a_second_one_hurries(tmp_path, signum, drain_s, signals):
+async def test_a_signal_drains_a_service_and_a_second_one_stops_it(tmp_path, signum, drain_s, signals):
     ready_file = tmp_path / "ready"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = ["-c", PROGRAM, "--ready-file", str(ready_file), "--drain-grace-s", "600", drain_s]

@@ -64,7 +64,7 @@ def junk_pair(directory: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_a_router_whose_tls_files_hold_something_else_is_reported(certificates):
+async def test_a_router_with_invalid_tls_files_is_reported(certificates):
     no, no_key = junk_pair(certificates)
     server = certificates / "server.pem"
     ignore = LinkCallbacks(lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
@@ -116,7 +116,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(certificates, c
         running.stop.set()
 
 
-async def test_a_tls_file_that_is_gone_by_now_is_named(tmp_path):
+async def test_a_missing_tls_file_is_named(tmp_path):
     for name in ("own.pem", "own.key"):
         (tmp_path / name).touch()
     settings = ServiceSettings(tls_cert_file=tmp_path / "own.pem", tls_key_file=tmp_path / "own.key")
@@ -125,7 +125,7 @@ async def test_a_tls_file_that_is_gone_by_now_is_named(tmp_path):
         await serve([], settings, stop=asyncio.Event())
 
 
-async def test_tls_files_that_hold_something_else_are_suspected(tmp_path):
+async def test_invalid_tls_files_are_named_as_the_likely_cause(tmp_path):
     cert, key = junk_pair(tmp_path)
     settings = ServiceSettings(tls_cert_file=cert, tls_key_file=key)
     with pytest.raises(FailedPreconditionError, match="TLS files"):

@@ -25,7 +25,7 @@ class ExampleSettings(ServiceSettings):
     greedy: bool = Field(False, description="A switch.")
 
 
-def test_the_command_line_beats_the_environment_beats_the_default(monkeypatch):
+def test_options_of_the_command_line_precede_the_environment_and_the_default(monkeypatch):
     assert ExampleSettings.parse([]).host == "127.0.0.1"
     monkeypatch.setenv("BETOKEN_PORT", "1000")
     monkeypatch.setenv("BETOKEN_NUM_PAGES", "7")
@@ -43,18 +43,18 @@ def test_an_empty_option_is_the_default_whatever_the_environment_says(monkeypatc
     assert (settings.otlp_endpoint, settings.verify) == ("", ())
 
 
-def test_lists_are_comma_separated(monkeypatch):
+def test_list_options_are_comma_separated(monkeypatch):
     assert ExampleSettings.parse(["--verify", "a:1,b:2", "--verify", "c:3"]).verify == ("a:1", "b:2", "c:3")
     monkeypatch.setenv("BETOKEN_VERIFY", "d:4, e:5,")
     assert ExampleSettings.parse([]).verify == ("d:4", "e:5")
 
 
 @pytest.mark.parametrize("url", ["", "http://localhost:4317", "https://collector.example", "http://[::1]:4317/"])
-def test_an_endpoint_of_a_collector_is_taken(url):
+def test_an_otlp_endpoint_is_accepted(url):
     assert ExampleSettings.parse(["--otlp-endpoint", url]).otlp_endpoint == url
 
 
-def test_switches():
+def test_boolean_options_are_switches():
     assert ExampleSettings.parse(["--greedy"]).greedy
     assert not ExampleSettings.parse(["--no-greedy"]).greedy
 
@@ -92,7 +92,7 @@ def test_switches():
         (["--port", "-1", "--num-pages", "0"], ["--port", "--num-pages"]),
     ],
 )
-def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
+def test_a_bad_option_value_stops_the_start_and_is_named(arguments, texts, capsys):
     with pytest.raises(SystemExit) as caught:
         ExampleSettings.parse(arguments, program="betoken.example")
     assert caught.value.code == 2
@@ -101,7 +101,7 @@ def test_a_bad_value_stops_start_up_and_is_named(arguments, texts, capsys):
         assert text in message
 
 
-def test_files_in_a_folder_that_may_not_be_entered_are_named(monkeypatch, capsys):
+def test_file_options_in_an_inaccessible_folder_are_named(monkeypatch, capsys):
     """As keys under /etc/ssl/private are for services that are not root's."""
 
     def stat(path, **options):
@@ -117,7 +117,7 @@ def test_files_in_a_folder_that_may_not_be_entered_are_named(monkeypatch, capsys
         assert f"--{name}" in line and line.endswith("'/closed/file': cannot be looked at: Permission denied")
 
 
-def test_a_workers_name_that_is_no_text_is_named(capsys):
+def test_a_worker_id_that_is_not_text_is_named(capsys):
     """Its handshake could not be made."""
     with pytest.raises(SystemExit):
         WorkerSettings.parse(["--model", "m", "--worker-id", "\udcff"])
@@ -167,7 +167,7 @@ def test_a_required_option_that_is_missing_says_what_it_means(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("settings", [VerifyWorkerSettings, RouterSettings, GatewaySettings])
-def test_help_shows_placeholders_in_place_of_types(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_option_placeholders_in_place_of_types(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings.parse(["--help"])
     told = capsys.readouterr().out

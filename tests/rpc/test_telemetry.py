@@ -117,14 +117,14 @@ def test_spans_and_metrics_reach_the_collector():
     assert min(got["bounds"]) < 0.001, "buckets below 10 ms"
 
 
-def test_variables_of_opentelemetry_are_heeded():
+def test_environment_variables_of_opentelemetry_are_used():
     stage, key = "deployment.environment.name=production", "x-key=abc"
     environment = {"OTEL_RESOURCE_ATTRIBUTES": stage, "OTEL_EXPORTER_OTLP_HEADERS": key}
     got = json.loads(run(PROGRAM, **environment, OTEL_TRACES_SAMPLER="always_off"))
     assert (got["stage"], got["key"]) == ("production", "abc") and "span" not in got
 
 
-def test_what_opentelemetrys_variables_call_a_service_it_is_called():
+def test_the_service_name_of_opentelemetrys_variables_is_used():
     own = {"INSTANCE": "w1"}
     got = json.loads(run(PROGRAM, **own))
     assert (got["service"], got["instance"]) == ("betoken.router", "w1")
@@ -143,7 +143,7 @@ def test_what_opentelemetrys_variables_call_a_service_it_is_called():
         ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", {"metric"}),
     ],
 )
-def test_the_endpoint_of_opentelemetrys_variables_is_sent_to(variable, received):
+def test_the_endpoint_of_opentelemetrys_variables_is_used(variable, received):
     assert {"span", "metric"} & json.loads(run(PROGRAM, GIVE=variable)).keys() == received
 
 
@@ -183,19 +183,19 @@ def test_the_destination_of_each_exported_signal_is_logged(own, variables, signa
     assert "secret" not in caplog.text
 
 
-def test_an_endpoint_that_is_none_is_refused_by_name():
+def test_an_invalid_otlp_endpoint_is_rejected_by_name():
     with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_ENDPOINT = 'ftp://x'"):
         endpoints("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"})
 
 
-def test_a_services_own_name_is_that_of_its_instance():
+def test_the_worker_id_of_a_service_is_its_instance_id():
     assert VerifyWorkerSettings.parse(["--model", "m", "--worker-id", "w1"]).telemetry == ("", None, "w1")
     router = ["--verify", "a:1", "--tokenizer", "t", "--metrics-interval-s", "3"]
     assert RouterSettings.parse(router).telemetry == ("", 3.0, "")
     assert RouterSettings.parse([*router, "--router-id", "r1"]).telemetry == ("", 3.0, "r1")
 
 
-def test_a_proxy_for_the_web_is_not_asked_for_a_collector_without_tls():
+def test_a_web_proxy_is_not_used_for_a_collector_without_tls():
     got = json.loads(run(PROGRAM, http_proxy="http://127.0.0.1:1", no_grpc_proxy="", no_proxy=""))
     assert {"span", "metric"} <= got.keys()
 

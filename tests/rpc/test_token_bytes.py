@@ -21,7 +21,7 @@ def made(text):
 
 
 @pytest.mark.parametrize("text", [byte_tokenizer_json(), byte_fallback_tokenizer_json()], ids=["letters", "hex"])
-def test_the_bytes_of_ids_are_the_text(text):
+def test_token_bytes_of_ids_join_to_the_text(text):
     fast = made(text)
     token_bytes = TokenBytes(fast, text)
     said = "ab\nthe é 🙂 \x00"
@@ -30,7 +30,7 @@ def test_the_bytes_of_ids_are_the_text(text):
     assert any(b"\xf0" in token_bytes(token_id) for token_id in ids)  # a quarter of a character
 
 
-def test_a_special_token_has_the_bytes_of_its_name_and_padding_has_none():
+def test_a_special_token_has_the_bytes_of_its_name_and_a_padding_id_has_none():
     text = byte_tokenizer_json()
     fast = made(text)
     token_bytes = TokenBytes(fast, text)
@@ -38,7 +38,7 @@ def test_a_special_token_has_the_bytes_of_its_name_and_padding_has_none():
     assert token_bytes(fast.get_vocab_size() + 7) == b""
 
 
-def test_pieces_of_words_are_as_the_decoder_shows_them():
+def test_token_bytes_of_word_pieces_equal_the_decoders():
     text = json.dumps(WORD_PIECES | {"version": "1.0"})
     token_bytes = TokenBytes(made(text), text)
     assert [token_bytes(token_id) for token_id in (1, 2)] == [b"day", b"##s"]

@@ -202,7 +202,7 @@ REFUSED_REQUESTS = [
 
 
 @pytest.mark.parametrize(("request_", "text"), REFUSED_REQUESTS, ids=[text for _, text in REFUSED_REQUESTS])
-def test_a_request_is_refused(request_, text):
+def test_a_generate_request_is_rejected_by_field(request_, text):
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}"):
         validate_generate(request_)
 
@@ -223,7 +223,7 @@ LONGEST_DRAFTER = DrafterChoice(name="d" * 256, settings={f"{i:0256}": "v" * 256
     ],
     ids=lambda request_: str(request_)[:80],
 )
-def test_a_request_is_accepted(request_):
+def test_a_generate_request_is_accepted(request_):
     validate_generate(request_)
 
 
@@ -233,7 +233,7 @@ def test_a_tokenize_request_needs_an_input():
         validate_tokenize(TokenizeRequest())
 
 
-def test_prompt_ids():
+def test_prompt_ids_are_checked_against_the_vocabulary_and_the_context():
     validate_prompt_ids([63] * 31, vocab_size=VOCAB, max_context=CONTEXT)
     with pytest.raises(InvalidArgumentError, match=r"prompt_ids.ids = 0 tokens: must be at least one"):
         validate_prompt_ids([], vocab_size=VOCAB, max_context=CONTEXT)
@@ -243,7 +243,7 @@ def test_prompt_ids():
         validate_prompt_ids([1, 64, 99], vocab_size=VOCAB, max_context=CONTEXT)
 
 
-def test_resume_ids():
+def test_resume_ids_are_checked_against_the_vocabulary_and_the_length():
     limits = {"vocab_size": VOCAB, "max_new_tokens": 4}
     validate_resume_ids([], **limits, temperature=1.0, has_seed=False)
     validate_resume_ids([1] * 4, **limits, temperature=0.0, has_seed=False)
@@ -360,7 +360,7 @@ def test_a_block_is_accepted():
     validate_block(blocked(draft_probs=probs), chains)
 
 
-def test_entries_of_a_frame():
+def test_entries_of_a_frame_are_bounded():
     validate_frame(range(1 << 16), range(1 << 16))
     with pytest.raises(InvalidArgumentError, match="frame = 65537 entries: must be at most 65536 of a kind"):
         validate_frame([], range((1 << 16) + 1))
@@ -411,7 +411,7 @@ def test_a_draft_request_is_checked(changes, text):
         ({"min_gain": -1.0}, "request.terms.min_gain = -1.0: must be at least 0"),
     ],
 )
-def test_terms_of_a_draft(terms, text):
+def test_terms_of_a_draft_request_are_checked(terms, text):
     def check(**changes):
         fields = {"max_tokens": 5, "row_price": 0.1, "min_gain": 0.5} | changes
         check_draft_request(terms=DraftTerms(**fields))

@@ -28,7 +28,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(("interval_s", "are_reported"), [(0.0, [True] * 4), (3600.0, [True, False, False, False])])
-def test_each_router_hears_the_load_once_an_interval(monkeypatch, interval_s, are_reported):
+def test_each_router_receives_the_load_once_an_interval(monkeypatch, interval_s, are_reported):
     monkeypatch.setattr(worker_entries, "LOAD_INTERVAL_S", interval_s)
     links = [Recorder(1), Recorder(2)]
     results = LinkResults(VerifyLinkResponse)
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_what_comes_while_an_open_is_prepared_waits_for_it() -> None:
+async def test_entries_that_come_while_an_open_is_prepared_wait_for_it() -> None:
     bench, ready = Recording(), threading.Event()
     entry, other = CloseSequence(sequence_id=7), CloseSequence(sequence_id=8)
 

@@ -99,7 +99,7 @@ async def test_an_oversized_frame_ends_that_link_only(start_worker, start_link, 
     assert recorded.downs == []
 
 
-async def test_a_router_that_says_nothing_is_cut_off(start_worker, raw_call):
+async def test_a_router_without_a_hello_is_disconnected(start_worker, raw_call):
     worker = await start_worker(handshake_timeout_s=0.1)
     call = raw_call(worker.address)
     assert "no hello within 0.1 s" in str(await status_of(call))
@@ -225,7 +225,7 @@ async def test_a_link_whose_handshake_falls_into_a_drain_is_notified(start_worke
         late.cancel()
 
 
-async def test_a_drain_ends_what_is_left_after_the_grace(start_worker, start_link):
+async def test_a_drain_ends_remaining_links_after_the_grace(start_worker, start_link):
     worker = await start_worker()
     recorded = await start_link(worker.address)
     recorded.link.send(opens=[OpenSequence(sequence_id=1)])

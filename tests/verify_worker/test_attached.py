@@ -53,7 +53,7 @@ def test_rounds_end_with_the_longest_sequence(fake_runner_class):
     assert bench.emitted(1, {}) == truth[:7]
 
 
-def test_a_grant_without_drafts_ends_them(fake_runner_class):
+def test_a_grant_without_drafts_ends_attached_rounds(fake_runner_class):
     runner = fake_runner_class()
     bench = bench_with(runner, OracleDrafter(runner.complete(PROMPT, 60)))
     bench.open(1, PROMPT, drafter="it")
@@ -92,7 +92,7 @@ def test_a_drafter_that_fails_costs_drafts_and_in_the_end_its_place(fake_runner_
 
 
 @pytest.mark.parametrize("draft_ids", [[VOCAB_SIZE], [-1], ["x"], list(range(20))])
-def test_drafts_that_are_none_cost_only_themselves(fake_runner_class, draft_ids):
+def test_an_invalid_attached_draft_costs_only_itself(fake_runner_class, draft_ids):
     runner = fake_runner_class()
     bench = bench_with(runner, OracleDrafter(draft_ids * 60))
     bench.open(1, PROMPT, drafter="it")
@@ -101,7 +101,7 @@ def test_drafts_that_are_none_cost_only_themselves(fake_runner_class, draft_ids)
     assert bench.emitted(1, {})[:20] == runner.complete(PROMPT, 20)
 
 
-def test_settings_and_names_are_refused_of_what_begins_and_of_what_goes_on(fake_runner_class):
+def test_drafter_names_and_settings_are_rejected_for_new_and_resumed_sequences(fake_runner_class):
     """The latter's router opens it without its drafter, or with another."""
     runner = fake_runner_class()
     bench = bench_with(runner, NgramDrafter())
@@ -115,7 +115,7 @@ def test_settings_and_names_are_refused_of_what_begins_and_of_what_goes_on(fake_
     assert bench.emitted(5, {}) == runner.complete(PROMPT, 12)[2:]
 
 
-def test_rounds_need_a_drafter(fake_runner_class):
+def test_attached_rounds_need_a_drafter(fake_runner_class):
     bench = bench_with(fake_runner_class(), NgramDrafter())
     bench.open(1, PROMPT)
     bench.grant(1, len(PROMPT), 20, num_draft_tokens=4)

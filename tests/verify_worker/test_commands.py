@@ -79,7 +79,7 @@ def test_a_log_of_commands_replays_to_the_same_verdicts(fake_runner_class, seed)
     again.core.check_integrity()
 
 
-def test_applying_a_command_leaves_it_as_it_is(fake_runner_class):
+def test_applying_a_command_does_not_change_the_command(fake_runner_class):
     bench = bench_of(fake_runner_class)
     some_run(bench, seed=0)
     before = pickle.dumps(bench.log)

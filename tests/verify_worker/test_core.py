@@ -27,7 +27,7 @@ def test_kv_length_is_committed_length_less_one_after_every_verdict(bench):
     assert seq.kv_length == seq.committed_length - 1 == 5
 
 
-def test_any_drafts_give_the_same_tokens(bench):
+def test_any_drafts_give_the_targets_tokens(bench):
     rng = random.Random(7)
     prompts = {n: [rng.randrange(90) for _ in range(rng.randrange(1, 30))] for n in range(1, 7)}
     truth = {n: bench.runner.complete(prompt, 40) for n, prompt in prompts.items()}
@@ -113,7 +113,7 @@ def test_opens_and_closes_report_the_load_even_without_a_forward(fake_runner_cla
 
 
 @pytest.mark.parametrize("max_sequences", [1, 8])
-def test_what_is_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
+def test_a_sequence_opened_twice_is_closed_as_its_error_says(fake_runner_class, max_sequences):
     bench = Bench(fake_runner_class(), max_sequences=max_sequences)
     for _ in range(2):
         bench.open(1, [1, 2, 3])
@@ -121,7 +121,7 @@ def test_what_is_opened_twice_is_closed_as_its_error_says(fake_runner_class, max
     assert bench.sink.load.num_running == 0 and not bench.core._sequences
 
 
-def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, monkeypatch):
+def test_blocks_that_wait_long_are_reported_as_pending_until_their_verdict(fake_runner_class, monkeypatch):
     bench = Bench(fake_runner_class(), max_rows=16)
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     for sequence_id in (1, 2):
@@ -134,7 +134,7 @@ def test_blocks_that_wait_long_are_named_until_their_verdict(fake_runner_class, 
     assert [decision.key for decision in bench.sink.decisions] == [first, second]
 
 
-def test_a_short_wait_is_not_worth_a_word(bench, monkeypatch):
+def test_a_short_wait_of_a_block_is_not_reported_as_pending(bench, monkeypatch):
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 60.0)
     bench.open(1, [1, 2, 3] * 13)
     bench.block(1, 39, [], num_plain_steps=5)
@@ -175,7 +175,7 @@ def test_a_sequence_larger_than_all_pages_is_refused(fake_runner_class):
     assert (error.field, error.value) == ("open.max_length", "17")
 
 
-def test_every_span_ends_also_of_what_is_refused(fake_runner_class):
+def test_every_span_of_a_sequence_ends_including_rejected_ones(fake_runner_class):
     bench = Bench(fake_runner_class(), max_sequences=2)
     spans = {name: Mock() for name in ("taken", "repeated", "too long", "left", "one too many")}
     bench.open(1, [1], span=spans["taken"])

@@ -67,7 +67,7 @@ def bench_with(runner, reader, whole_text=(), **options):
 
 @pytest.mark.parametrize("num_pages", [64, 32])
 @pytest.mark.parametrize("num_late", [0, 3])
-def test_each_committed_row_is_reported_in_order(fake_runner_class, num_pages, num_late):
+def test_features_of_each_committed_row_are_reported_in_order(fake_runner_class, num_pages, num_late):
     runner, reader = fake_runner_class(num_pages=num_pages), Reader(num_late=num_late)
     bench = bench_with(runner, reader)
     prompts = {n: [n, n + 1, n + 2] * 7 for n in range(1, 5)}
@@ -85,7 +85,7 @@ def test_each_committed_row_is_reported_in_order(fake_runner_class, num_pages, n
 
 
 @pytest.mark.parametrize("of_whole_text", [False, True])
-def test_a_common_beginning_is_computed_again_only_for_drafters_that_read_it(fake_runner_class, of_whole_text):
+def test_a_cached_prefix_is_recomputed_only_for_drafters_that_read_its_features(fake_runner_class, of_whole_text):
     runner, reader = fake_runner_class(), Reader()
     bench = bench_with(runner, reader, ["it"] if of_whole_text else [])
     prompt = list(range(1, 23))
@@ -98,7 +98,7 @@ def test_a_common_beginning_is_computed_again_only_for_drafters_that_read_it(fak
     assert reader.known[1, 2][0] == (0 if of_whole_text else 20)
 
 
-def test_modes_that_wait_for_drafts_receive_the_tokens_decided_meanwhile(fake_runner_class):
+def test_drafters_in_modes_that_wait_receive_the_tokens_committed_meanwhile(fake_runner_class):
     runner, reader = fake_runner_class(), Reader(num_late=4)
     bench = bench_with(runner, reader)
     bench.open(1, PROMPT * 5, drafter="it", mode=Mode.TYPICAL)
@@ -108,7 +108,7 @@ def test_modes_that_wait_for_drafts_receive_the_tokens_decided_meanwhile(fake_ru
     assert told == list(range(len(told))) and len(told) >= 34
 
 
-def test_a_drafter_that_cannot_read_loses_its_place_and_no_token(fake_runner_class):
+def test_a_drafter_that_fails_to_read_features_is_dropped_and_no_token_is_lost(fake_runner_class):
     class Blind(Reader):
         def observe(self, spans, features):
             raise RuntimeError("blind")

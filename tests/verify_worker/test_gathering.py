@@ -22,34 +22,34 @@ def learned(turn_ms, forward_ns=lambda rows: 7.0 * MS, num_blocks=50):
     return gathering
 
 
-def test_nothing_is_waited_for_before_a_block_has_come():
+def test_a_forward_does_not_wait_before_the_first_block():
     assert Gathering(lambda rows: 7.0 * MS).wait_ns(0, 1, 5, 200, [0]) == 0.0
 
 
 @pytest.mark.parametrize(("idle_ms", "left_ms"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1)])
-def test_where_rows_cost_nothing_a_block_that_is_about_to_come_is_waited_for(idle_ms, left_ms):
+def test_a_forward_waits_for_a_late_block_if_rows_cost_nothing(idle_ms, left_ms):
     wait_ns = learned(2.0).wait_ns(round(idle_ms * MS), 1, 5, 200, [round(idle_ms * MS)])
     assert wait_ns == pytest.approx(left_ms * MS)
 
 
 @pytest.mark.parametrize("turn_ms", [4.3, 10.0, 500.0])
-def test_a_block_that_takes_too_long_is_not(turn_ms):
+def test_a_forward_does_not_wait_for_a_block_that_takes_too_long(turn_ms):
     assert learned(turn_ms).wait_ns(0, 1, 5, 200, [0]) == 0.0
 
 
-def test_where_each_row_takes_its_time_nothing_is_waited_for():
+def test_a_forward_does_not_wait_if_each_row_takes_its_time():
     gathering = learned(1.0, lambda rows: (0.7 + 0.12 * rows) * MS)
     assert gathering.wait_ns(0, 1, 5, 200, [0] * 15) == 0.0
     assert gathering.wait_ns(0, 8, 40, 200, [0] * 8) == 0.0
 
 
-def test_many_do_not_wait_for_few_but_few_for_many():
+def test_many_blocks_do_not_wait_for_few_but_few_wait_for_many():
     gathering = learned(2.0)
     assert gathering.wait_ns(0, 15, 75, 200, [0]) == 0.0
     assert gathering.wait_ns(0, 1, 5, 200, [0] * 15) == pytest.approx(2.0 * MS)
 
 
-def test_all_are_waited_for_or_none():
+def test_a_forward_waits_for_all_blocks_or_none():
     """One of two had its verdict with the last forward; the other just now, of another link, or was not heard since."""
     gathering = learned(3.0)
     assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS)] * 2) == pytest.approx(1.5 * MS)
@@ -58,19 +58,19 @@ def test_all_are_waited_for_or_none():
     assert gathering.wait_ns(2 * MS, 1, 5, 200, [round(1.5 * MS), 90 * MS]) == pytest.approx(1.5 * MS)
 
 
-def test_those_that_would_need_a_forward_of_their_own_are_not():
+def test_a_forward_does_not_wait_for_blocks_that_need_another_forward():
     gathering = learned(2.0)
     assert gathering.wait_ns(0, 4, 20, 20, [0] * 4) == pytest.approx(2.0 * MS)
     assert gathering.wait_ns(0, 4, 20, 19, [0] * 4) == 0.0
 
 
-def test_a_block_that_is_late_is_waited_for_a_little():
+def test_a_forward_waits_a_little_for_a_late_block():
     gathering = learned(2.0)
     assert 0.0 < gathering.wait_ns(round(2.1 * MS), 1, 5, 200, [round(2.1 * MS)]) < 0.2 * MS
     assert gathering.wait_ns(round(2.3 * MS), 1, 5, 200, [round(2.3 * MS)]) == 0.0
 
 
-def test_one_slow_client_says_little_about_the_others():
+def test_one_slow_client_hardly_changes_the_wait_for_blocks_of_others():
     gathering = learned(2.0)
     gathering.add_block(60_000.0 * MS, 5)
     assert gathering.wait_ns(0, 1, 5, 200, [0]) == pytest.approx(2.0 * MS, rel=0.02)
@@ -142,7 +142,7 @@ def test_a_core_starts_when_it_has_waited_long_enough(bench):
     assert bench.sink.decisions[-1].key == (1, 1)
 
 
-def test_a_sequence_that_is_closed_is_not_waited_for(bench):
+def test_a_forward_does_not_wait_for_a_closed_sequence(bench):
     bench.core._gathering.left_ns = 1e9
     bench.block(1, lengths(bench)[1], [7])
     bench.core.step()
@@ -152,7 +152,7 @@ def test_a_sequence_that_is_closed_is_not_waited_for(bench):
     assert bench.sink.decisions[-1].key == (1, 1) and len(bench.core._gathering.asked) == num_asked
 
 
-def test_prompts_and_plain_steps_wait_too(bench):
+def test_prompts_and_decode_steps_wait_for_blocks_too(bench):
     gathering = bench.core._gathering
     bench.block(1, lengths(bench)[1], [], num_plain_steps=4)
     for sequence_id in (3, 4):
@@ -161,14 +161,14 @@ def test_prompts_and_plain_steps_wait_too(bench):
     assert gathering.asked[-1] == (2, 1 + 8, 1)  # eight prompt tokens at a time, whosever
 
 
-def test_a_grant_came_when_it_was_received(bench):
+def test_the_arrival_of_a_grant_is_when_it_was_received(bench):
     """Not when a forward under way then was over: turns would seem as long as forwards."""
     sequence = bench.core._sequences[1, 1]
     bench.apply(Grant((1, 1), sequence.committed_length, 1, sequence.idle_since_ns + 5))
     assert bench.core._gathering.turns[-1] == (5, 1)
 
 
-def test_an_answer_that_is_complete_is_not_waited_for(bench):
+def test_a_forward_does_not_wait_for_a_complete_answer(bench):
     bench.core._sequences[1, 2].is_finished = True
     bench.block(1, lengths(bench)[1], [7])
     num_asked = len(bench.core._gathering.asked)

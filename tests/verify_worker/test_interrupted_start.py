@@ -20,7 +20,7 @@ done
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_start_that_is_ended_leaves_nothing(number: signal.Signals, status: int, tmp_path: Path) -> None:
+def test_an_interrupted_start_leaves_no_processes_or_files(number: signal.Signals, status: int, tmp_path: Path) -> None:
     compiler, started, temporary = tmp_path / "compiler", tmp_path / "started", tmp_path / "temporary"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)

@@ -19,14 +19,14 @@ _USUAL = ("mistral3", "qwen2_5_vl", "gemma3")
 @pytest.mark.parametrize(
     "family", [family if family in _USUAL else pytest.param(family, marks=pytest.mark.slow) for family in CONFIGS]
 )
-def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
+def test_any_speculation_with_a_multimodal_target_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
     directory = save_multimodal(tmp_path, family)
     model = class_of(family).from_pretrained(directory, dtype="float32").eval()
     runner = assert_speculation_gives_the_tokens_of_generate(directory, model, IMAGE_ID)
     assert IMAGE_ID in runner.info.media_token_ids
 
 
-def test_every_type_that_is_served_is_tried() -> None:
+def test_every_supported_multimodal_type_is_tested() -> None:
     assert {make().model_type for make in CONFIGS.values()} == FAMILIES
 
 
@@ -34,7 +34,7 @@ def _load(directory: str):
     return load_model(EngineConfig(directory), lambda stage, fraction: None)
 
 
-def test_no_tower_is_made_or_read(tmp_path) -> None:
+def test_no_vision_tower_is_created_or_loaded(tmp_path) -> None:
     directory = save_multimodal(tmp_path, "mistral3")
     weights = load_file(tmp_path / "model.safetensors")
     towers = [name for name in weights if not name.startswith("language_model.")]
@@ -48,7 +48,7 @@ def test_no_tower_is_made_or_read(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("family", ["mistral3", "qwen2_vl"])
-def test_each_layout_that_files_were_published_in_is_read(family: str, tmp_path) -> None:
+def test_each_published_layout_of_multimodal_files_is_loaded(family: str, tmp_path) -> None:
     """transformers renamed them: `language_model.model` and `model.language_model`, and Qwen2-VL's flat files."""
     directory = save_multimodal(tmp_path, family)
     expected, info = _load(directory)
@@ -75,7 +75,7 @@ def test_each_layout_that_files_were_published_in_is_read(family: str, tmp_path)
         )
 
 
-def test_a_configuration_without_a_part_for_text_is_read_as_well(tmp_path) -> None:
+def test_a_multimodal_configuration_without_a_text_part_is_read(tmp_path) -> None:
     """As Qwen2-VL's were published."""
     directory = save_multimodal(tmp_path, "qwen2_vl")
     config = json.loads((tmp_path / "config.json").read_text())

@@ -36,14 +36,14 @@ def test_a_prompt_seen_before_is_not_computed_again(bench):
     assert [decision.num_cached_tokens for decision in bench.sink.decisions] == [0, 0, 0, 16, 0, 0]
 
 
-def test_an_answer_is_part_of_the_next_question(bench):
+def test_a_cached_answer_is_reused_by_the_next_prompt(bench):
     output_ids, _ = answer(bench, 1, PROMPT, 9)
     bench.core.apply(Close((1, 1)))
     question = [*PROMPT, *output_ids, 5, 6]
     assert answer(bench, 2, question, 4) == (bench.runner.complete(question, 4), 34 - 28)
 
 
-def test_another_beginning_shares_nothing(bench):
+def test_another_prefix_shares_no_pages(bench):
     answer(bench, 1, PROMPT, 3)
     other = [9, *PROMPT[1:]]
     assert answer(bench, 2, other, 3) == (bench.runner.complete(other, 3), 22)
@@ -76,7 +76,7 @@ def test_equal_prompts_that_wait_for_their_turn_are_computed_once(bench):
     assert sum(bench.runner.forwards) == 40 + 20 + 4 + 4
 
 
-def test_what_waits_for_pages_is_not_searched_for_anew_in_every_plan(fake_runner_class):
+def test_a_prompt_that_waits_for_pages_is_not_looked_up_in_every_plan(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=40, page_size=4, max_context=160))
     beginning = list(range(80))
     for sequence_id in range(1, 9):
@@ -95,7 +95,7 @@ def test_what_waits_for_pages_is_not_searched_for_anew_in_every_plan(fake_runner
         assert bench.emitted(sequence_id, {}) == bench.runner.complete([*beginning, *[sequence_id] * 20], 20)
 
 
-def test_all_pages_are_free_although_they_hold_something(bench):
+def test_all_pages_are_free_although_they_hold_cached_ids(bench):
     answer(bench, 1, PROMPT, 3)
     bench.core.apply(Close((1, 1)))
     bench.core.apply(TellLoad())
@@ -127,7 +127,7 @@ def test_shared_pages_count_once_when_room_is_made(fake_runner_class):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_texts_that_begin_alike_in_any_order_and_without_room(fake_runner_class, seed):
+def test_texts_with_shared_prefixes_are_right_in_any_order_and_without_free_pages(fake_runner_class, seed):
     rng = random.Random(seed)
     num_pages = rng.randrange(12, 40)
     bench = Bench(fake_runner_class(num_pages=num_pages, page_size=rng.choice((1, 4)), max_context=40))

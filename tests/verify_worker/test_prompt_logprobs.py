@@ -44,7 +44,7 @@ def alone(runner, prompt, num_top=NUM_TOP):
         pytest.param("qwen3_5", "bfloat16", "on", marks=pytest.mark.slow),
     ],
 )
-def test_any_company_and_shortage_give_the_bits_of_the_prompt_alone(tmp_path, family, dtype, choice):
+def test_prompt_logprobs_in_any_batch_and_shortage_have_the_bits_of_the_prompt_alone(tmp_path, family, dtype, choice):
     """Chunks, streams that decode and speculate, equal beginnings in the cache, preemption, re-opening."""
     if choice == "on" and find_compiler(LIBRARY) is None:
         pytest.skip("no C++ compiler")
@@ -82,7 +82,7 @@ def take_pages(bench, rng):
     return seq.has_pending_prompt_logprobs and seq.next_to_send > 1 + seq.opened.num_sent
 
 
-def test_the_answer_is_that_without_the_prompts_logprobs(tmp_path):
+def test_the_answer_does_not_depend_on_prompt_logprobs(tmp_path):
     runner = load_runner(EngineConfig(save_tiny(tmp_path, "llama"), dtype="float32", num_pages=64, compile="off"))
     rng = random.Random(5)
     prompts = {n: [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 40))] for n in range(1, 5)}
@@ -106,7 +106,7 @@ def test_the_answer_is_that_without_the_prompts_logprobs(tmp_path):
     free_everything(bench, prompts)
 
 
-def test_a_prompt_is_computed_whole_and_found_by_others(fake_runner_class):
+def test_a_prompt_with_logprobs_is_computed_whole_and_cached_for_others(fake_runner_class):
     bench = Bench(fake_runner_class())
     prompt = list(range(20))
     for sequence_id in (1, 2):
@@ -124,7 +124,7 @@ def test_a_prompt_is_computed_whole_and_found_by_others(fake_runner_class):
     assert (1, 3) not in bench.sink.prompt_logprobs
 
 
-def test_logits_of_a_long_prompt_are_never_all_there_at_once(fake_runner_class, monkeypatch):
+def test_logits_of_a_long_prompt_are_never_held_all_at_once(fake_runner_class, monkeypatch):
     monkeypatch.setattr("betoken.verify_worker.scheduler._MAX_TOLD_ROWS", 7)
     bench = Bench(fake_runner_class(), max_rows=64)
     widths = []

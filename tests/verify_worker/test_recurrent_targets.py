@@ -16,7 +16,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", by_width(FAMILIES))
-def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
+def test_any_speculation_with_a_recurrent_target_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
     directory = save_tiny(tmp_path, family)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
     has_cache = family != "zamba2"  # whose step after a cache has no least time step, unlike its forward

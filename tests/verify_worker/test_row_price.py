@@ -14,7 +14,7 @@ MS = 1_000_000
 NUM_TOKENS = 190
 
 
-def test_the_load_says_speed_and_price(fake_runner_class):
+def test_the_load_reports_speed_and_row_price(fake_runner_class):
     dear = [StepCost(rows, 512, 1_000_000_000 * rows) for rows in (1, 32)]
     bench = Bench(fake_runner_class(), step_costs=dear)
     bench.open(1, [1, 2, 3])
@@ -82,7 +82,7 @@ def table(row_ns):
 
 
 @pytest.mark.parametrize("wrong", [10, 100, 1000])
-def test_after_a_busy_start_drafts_are_soon_made_as_at_the_right_price(monkeypatch, fake_runner_class, wrong):
+def test_after_a_busy_start_drafts_soon_follow_the_right_row_price(monkeypatch, fake_runner_class, wrong):
     """The first answer has nothing to draft, so the wrong price is the only one known."""
     row_ns = 20_000
     served = Served(monkeypatch, fake_runner_class(), row_ns, table(row_ns))
@@ -93,7 +93,7 @@ def test_after_a_busy_start_drafts_are_soon_made_as_at_the_right_price(monkeypat
     assert served.answers(4)[0] == pytest.approx(usual, rel=0.1) and usual > 4.0
 
 
-def test_rows_that_are_dear_cost_one_per_cent_for_trials(monkeypatch, fake_runner_class):
+def test_trials_at_a_high_row_price_cost_one_per_cent(monkeypatch, fake_runner_class):
     """Ten rows take ten times as long as one, and no draft is ever right."""
     row_ns = 10 * MS
     plain_ms = Served(monkeypatch, fake_runner_class(), row_ns, table(row_ns)).answers(8, num_draft_tokens=0)[1]

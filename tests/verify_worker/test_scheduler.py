@@ -25,7 +25,7 @@ def test_preemption_changes_no_token(fake_runner_class):
     assert bench.sink.load.num_free_pages == bench.sink.load.num_pages == 16
 
 
-def test_streams_that_outgrow_the_pages_do_not_take_turns_at_computing_their_prompts(fake_runner_class):
+def test_sequences_that_outgrow_the_pages_do_not_recompute_their_prompts_in_turn(fake_runner_class):
     """Pages for six prompts, answers of four times their length: what a preempted one has left is for the others."""
     bench = Bench(fake_runner_class(num_pages=30, page_size=4, max_context=96))
     prompts = {n: [n] * 19 for n in range(1, 11)}
@@ -108,7 +108,7 @@ def test_a_prompt_that_took_long_is_not_given_up_before_its_first_block_can_come
 
 
 @pytest.mark.parametrize("draft_ids", [[5], []])
-def test_a_prompt_keeps_its_place_when_its_first_block_comes_before_it_is_computed(bench, draft_ids):
+def test_a_prompt_keeps_its_place_if_its_first_block_comes_before_its_prefill_ends(bench, draft_ids):
     for sequence_id in (1, 2):
         bench.open(sequence_id, [sequence_id] * 100)
     bench.core.step()
@@ -138,7 +138,7 @@ def test_a_long_prompt_does_not_stall_a_running_stream(bench):
     assert bench.emitted(2, {}) == bench.runner.complete([n % 90 for n in range(100)], 1)
 
 
-def test_nor_one_whose_next_block_is_still_to_come(fake_runner_class):
+def test_a_long_prompt_does_not_stall_a_stream_whose_next_block_is_still_to_come(fake_runner_class):
     """With a drafter that is nearly always so when the worker looks for work."""
     bench = Bench(fake_runner_class(), idle_grace_s=60.0)
     bench.open(1, [1, 2])

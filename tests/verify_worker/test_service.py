@@ -43,7 +43,9 @@ def test_a_verify_worker_names_the_context_its_pages_hold(num_pages: int, max_co
     assert hello.max_context == max_context
 
 
-async def test_a_full_collection_passes_over_what_was_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_garbage_collection_skips_objects_made_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would hold up all streams."""
     ready_file = tmp_path / "ready.json"
     was_kept: list[bool] = []
@@ -60,7 +62,7 @@ async def test_a_full_collection_passes_over_what_was_loaded(tmp_path: Path, mon
         await running
 
 
-def test_a_block_leaves_prompts_a_row() -> None:
+def test_the_largest_block_leaves_a_row_for_prompts() -> None:
     VerifyWorkerSettings(model="m", max_draft_tokens=6, max_batch_rows=8)
     with pytest.raises(ValueError, match="--max-batch-rows = 8: must be at least 9 with --max-draft-tokens = 7"):
         VerifyWorkerSettings(model="m", max_draft_tokens=7, max_batch_rows=8)

@@ -74,7 +74,7 @@ def check_states(bench: Bench, runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_any_texts_in_any_order_and_without_room(runner: ModelRunner, seed: int) -> None:
+def test_snapshots_are_right_for_any_texts_in_any_order_and_without_free_pages(runner: ModelRunner, seed: int) -> None:
     rng = random.Random(seed)
     texts = [[rng.randrange(101) for _ in range(rng.randrange(8, 36))] for _ in range(3)]
     params = {"max_length": MAX_LENGTH, "num_logprobs": 2, "temperature": rng.choice([0.0, 0.8]), "seed": 5}

@@ -28,7 +28,7 @@ def test_random_trees_give_the_tokens_of_no_speculation(fake_runner_class, seed)
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["gemma2", "lfm2"])
-def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, family, dtype):
+def test_trees_of_a_real_model_give_the_same_tokens_and_logprobs(tmp_path, family, dtype):
     """Sampling, penalties, a minimal length and a bias, each along the node's own path."""
     config = EngineConfig(save_tiny(tmp_path, family), dtype=dtype, num_pages=64, compile="off", self_check=False)
     runner = load_runner(config)
@@ -53,7 +53,7 @@ def test_a_real_model_gives_the_same_tokens_and_logprobs(tmp_path, family, dtype
     free_everything(bench, prompts)
 
 
-def test_the_path_is_reported_and_its_kv_lies_in_order(bench):
+def test_the_accepted_path_is_reported_and_its_kv_is_in_order(bench):
     truth = bench.runner.complete([1, 2, 3], 4)
     bench.open(1, [1, 2, 3])
     bench.block(1, 3, [90, truth[0], 91, truth[1], truth[2], 92], parents=[-1, -1, 0, 1, 3, 3])
@@ -77,7 +77,7 @@ def test_depth_counts_towards_max_length_not_nodes(bench):
     assert isinstance(bench.sink.failures[(1, 2)], InvalidArgumentError)
 
 
-def test_nodes_beyond_the_last_page_are_not_looked_at(fake_runner_class):
+def test_tree_nodes_beyond_the_last_page_are_not_verified(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=2, page_size=4))
     truth = bench.runner.complete([1, 2, 3], 2)
     bench.open(1, [1, 2, 3], max_length=8)

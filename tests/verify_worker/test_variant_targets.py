@@ -20,7 +20,7 @@ _USUAL = ("bloom", "codegen", "gpt_neo", "hunyuan_v1_moe", "llama4_text", "phimo
 @pytest.mark.parametrize(
     "family", [family if family in _USUAL else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 )
-def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
+def test_any_speculation_with_a_variant_target_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
     directory = save_tiny(tmp_path, family)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
     assert_speculation_gives_the_tokens_of_generate(directory, model)
@@ -30,7 +30,7 @@ def test_any_speculation_gives_the_tokens_of_generate(tmp_path, family: str) -> 
 @pytest.mark.parametrize("has_kernels", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_are_the_models_own_in_any_company(
+def test_rows_of_variant_targets_equal_the_models_own_in_any_batch(
     tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str, has_kernels: bool
 ) -> None:
     """A load checks it too, over few tokens; these pass windows, spans and pages."""
@@ -60,6 +60,6 @@ def test_rows_are_the_models_own_in_any_company(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
-def test_they_compile(tmp_path, family: str) -> None:
+def test_variant_targets_compile(tmp_path, family: str) -> None:
     runner = load_runner(EngineConfig(save_tiny(tmp_path, family), dtype="float32", num_pages=64, compile="on"))
     assert runner.is_compiled

@@ -47,7 +47,7 @@ def test_an_end_id_of_resumed_output_counts_from_min_new_tokens_on(bench, ends, 
 
 
 @pytest.mark.parametrize(("has_end", "num_kept"), [(False, 5), (True, 3)])
-def test_what_is_accepted_beyond_an_end_id_is_not_counted(bench, has_end, num_kept):
+def test_draft_tokens_accepted_beyond_an_end_id_are_not_counted(bench, has_end, num_kept):
     prompt = [3, 4, 5]
     bench.open(1, prompt)
     bench.block(1, 3, [], num_plain_steps=5)
@@ -82,7 +82,7 @@ class SickRunner:
 
 @pytest.mark.parametrize("mode", [Mode.COUPLED, Mode.REJECTION, Mode.TYPICAL])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_choose_no_token_fail_their_sequence_alone(fake_runner_class, mode, temperature):
+def test_logits_of_nan_fail_their_sequence_alone(fake_runner_class, mode, temperature):
     runner = fake_runner_class()
     bench = Bench(SickRunner(runner))
     params = {"temperature": temperature, "top_k": 1, "mode": mode, "num_logprobs": 0}
@@ -100,7 +100,7 @@ def test_logits_that_choose_no_token_fail_their_sequence_alone(fake_runner_class
 
 
 @pytest.mark.parametrize("parents", [[], [-1, 0, 0]])
-def test_what_is_accepted_before_such_logits_is_kept(fake_runner_class, parents):
+def test_draft_tokens_accepted_before_logits_of_nan_are_kept(fake_runner_class, parents):
     runner = fake_runner_class()
     runner.next_id = lambda context: {5: 6, 6: 13}.get(context[-1], 0)
     bench = Bench(SickRunner(runner))
@@ -136,7 +136,7 @@ def test_each_sequence_of_a_forward_has_its_own_mode(fake_runner_class):
     assert results[2] == results[4]
 
 
-def test_typical_accepts_what_is_likely_enough_and_rejection_what_the_draft_found_no_likelier(fake_runner_class):
+def test_typical_accepts_likely_tokens_and_rejection_those_no_likelier_in_the_draft(fake_runner_class):
     """After [1, 2, 3] the model gives its own token about 0.99."""
     bench = Bench(fake_runner_class())
     truth = bench.runner.complete([1, 2, 3], 3)
@@ -166,7 +166,7 @@ def test_greedy_gives_the_target_s_tokens_in_every_mode(bench, mode):
         (Mode.COUPLED, {"draft_probs": CERTAIN_OF}, "block.draft_probs"),
     ],
 )
-def test_what_a_mode_does_not_know_is_refused(bench, mode, fields, field):
+def test_draft_fields_that_a_mode_does_not_support_are_rejected(bench, mode, fields, field):
     bench.open(1, [1, 2, 3], mode=mode, temperature=1.0)
     bench.block(1, 3, [8, 9], **fields)
     error = bench.sink.failures[(1, 1)]

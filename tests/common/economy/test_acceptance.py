@@ -8,14 +8,14 @@ from betoken.common.economy.acceptance import Calibration
 
 
 @pytest.mark.parametrize(("claimed", "true"), [(0.9, 0.5), (0.5, 0.9), (0.7, 0.7)])
-def test_claims_become_what_happens(claimed, true):
+def test_claimed_probabilities_become_observed_frequencies(claimed, true):
     rng, calibration = random.Random(1), Calibration()
     for _ in range(4000):
         calibration.learn([7], [-1], [claimed], [7 if rng.random() < true else 8])
     assert calibration.score(claimed) == pytest.approx(true, abs=0.1)
 
 
-def test_scores_and_shares_are_inverse_and_keep_their_order():
+def test_scores_and_probabilities_are_inverse_and_keep_their_order():
     calibration = Calibration()
     for _ in range(100):
         calibration.learn([7], [-1], [0.9], [8])
@@ -55,7 +55,7 @@ def test_a_token_counts_where_all_before_it_were_accepted(parents, ids, expected
     assert calibration.noted == expected
 
 
-def test_impossible_shares_are_left_alone():
+def test_impossible_probabilities_are_left_alone():
     calibration = Calibration()
     calibration.learn([1, 2], [-1, 0], [0.0, 0.0], [1, 2])
     assert 0 < calibration.exponent < 10

@@ -72,13 +72,13 @@ def test_prompts_that_come_in_between_do_not_hide_what_is_faster() -> None:
     assert sum(shares) / len(shares) < 0.13  # 0.2 with trials of a tenth of a second
 
 
-def test_nothing_is_tried_in_the_first_second() -> None:
+def test_no_trial_of_drafts_runs_in_the_first_second() -> None:
     crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0})
     crowd.run(0.9)
     assert crowd.time_s[False] == 0.0
 
 
-def test_what_has_become_worth_it_is_found_again() -> None:
+def test_drafts_that_pay_off_again_are_found() -> None:
     crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0})
     crowd.run(20)
     assert not crowd.gate.is_open
@@ -88,7 +88,7 @@ def test_what_has_become_worth_it_is_found_again() -> None:
     assert crowd.speed(60) > 0.95 * 200
 
 
-def test_few_and_many_sequences_are_judged_apart() -> None:
+def test_the_gate_judges_few_and_many_sequences_separately() -> None:
     crowd = Crowd({True: 0.02, False: 0.01}, {True: 3.0, False: 1.0})
     crowd.run(10)
     crowd.num_running, crowd.step_s[True] = 16, 0.06
@@ -111,7 +111,7 @@ def test_an_unknown_number_of_sequences_begins_like_the_nearest_known() -> None:
     assert crowd.time_s[True] == drafting_s
 
 
-def test_a_number_that_wavers_between_two_sizes_is_not_tried_all_the_time() -> None:
+def test_a_wavering_number_of_sequences_does_not_cause_constant_trials() -> None:
     crowd = Crowd({True: 0.02, False: 0.01}, {True: 3.0, False: 1.0})
     for _ in range(600):
         for crowd.num_running in (11, 12):
@@ -128,7 +128,7 @@ def test_a_step_that_began_the_other_way_does_not_count() -> None:
     assert not crowd.gate.is_open
 
 
-def test_time_in_which_nothing_runs_is_none_of_a_trials() -> None:
+def test_idle_time_does_not_count_towards_a_trial() -> None:
     crowd = Crowd({True: 0.02, False: 0.012}, {True: 2.0, False: 1.0})
     crowd.run(5)
     while crowd.gate.is_open:
@@ -142,7 +142,7 @@ def test_time_in_which_nothing_runs_is_none_of_a_trials() -> None:
     assert crowd.time_s[False] > plain_s  # tried again: the pause followed what the trial cost, not what it lasted
 
 
-def test_a_crowd_goes_the_way_that_the_price_of_a_row_makes_likely() -> None:
+def test_many_sequences_begin_as_the_token_price_predicts() -> None:
     """Known before any trial: a draft's five rows make a step of sixteen six times as long, for three tokens."""
     crowd = Crowd({True: 0.06, False: 0.01}, {True: 3.0, False: 1.0}, 16)
     crowd.row_s = 0.05 / (5 * 16)

@@ -22,20 +22,20 @@ def test_the_gain_is_tokens_by_time_over_that_of_plain_steps():
         assert prospect.gain(num_running, 0.003, 0.0001, size=0) == pytest.approx(expected, abs=1e-3)
 
 
-def test_rows_that_are_dear_make_drafts_pay_for_few_sequences_only():
+def test_at_a_high_token_price_drafts_pay_off_for_few_sequences_only():
     prospect = learnt(3, 6, 0.0)
     assert prospect.gain(1, 0.001, 0.0001, size=0) > 0 > prospect.gain(16, 0.003, 0.0001, size=4)
 
 
-def test_a_new_drafter_is_expected_to_bring_something():
+def test_a_new_drafter_has_an_expected_gain():
     assert Prospect().gain(1, 0.001, 0.00005, size=0) > 0
 
 
-def test_drafts_that_bring_nothing_are_expected_to_cost():
+def test_useless_drafts_have_an_expected_loss():
     assert learnt(1, 6, 0.001).gain(1, 0.001, 0.0001, size=0) < 0
 
 
-def test_a_crowds_waiting_says_nothing_about_a_lone_sequence():
+def test_waiting_under_load_does_not_change_the_expected_gain_of_a_lone_sequence():
     prospect = learnt(4, 6, 0.0)
     for _ in range(2000):
         prospect.add(4, 6, 0.02, size=4)

@@ -16,21 +16,21 @@ def at_speed(price, tokens_per_s):
     return price
 
 
-def test_nothing_known_costs_nothing():
+def test_without_forwards_the_price_of_a_row_is_zero():
     assert (RowPrice([]).price, RowPrice(TABLE).price, RowPrice(TABLE).tokens_per_s) == (0.0, 0.0, 0.0)
     price = at_speed(RowPrice([]), 1000)
     price.add_forward(4, 1, 2_000_000)
     assert price.price == 0.0
 
 
-def test_forwards_that_are_alike_leave_the_table():
+def test_equal_forwards_leave_the_table_of_step_times():
     price = at_speed(RowPrice(TABLE), 1000)
     for _ in range(50):
         price.add_forward(6, 1, 9_000_000)
     assert price.price == pytest.approx(50_000 * 1000 * 1e-9)
 
 
-def test_only_the_longest_context_of_the_table_counts():
+def test_only_the_longest_context_of_the_step_times_counts():
     price = at_speed(RowPrice([*TABLE, StepCost(1, 64, 1), StepCost(32, 64, 10_000_000)]), 1000)
     price.add_forward(6, 1, 9_000_000)
     assert price.price == pytest.approx(50_000 * 1000 * 1e-9)

@@ -38,7 +38,7 @@ def test_a_layer_of_each_layout_is_what_was_saved(tmp_path, layout, flags):
     torch.testing.assert_close(loaded.layer.state_dict(), layer.state_dict())
 
 
-def test_without_other_words_the_states_are_the_papers(tmp_path):
+def test_the_default_feature_layers_are_the_papers(tmp_path):
     assert load_layer(saved(tmp_path), TARGET).state_layers == (2, 4, 5)
 
 
@@ -48,7 +48,7 @@ def test_a_layer_as_wide_as_the_target_may_use_its_embeddings(tmp_path):
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_first_generations_weights_load(tmp_path, has_bias):
+def test_weights_of_first_generation_eagle_load(tmp_path, has_bias):
     shape = tiny_shape(version=1, hidden_size=64, has_fc_bias=has_bias, draft_vocab_size=101, num_states=1)
     layer = tiny_layer(shape)
     loaded = load_layer(save_layer(tmp_path, layer, "safeailab", torch.zeros(101, 64)), TARGET)
@@ -64,7 +64,7 @@ def test_a_vocabulary_as_large_as_the_targets_needs_no_map(tmp_path):
     assert load_layer(directory, TARGET).layer.d2t.tolist() == [0] * 101
 
 
-def test_shards_are_read_together(tmp_path):
+def test_shards_of_an_eagle3_layer_are_read_together(tmp_path):
     directory = saved(tmp_path)
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
@@ -122,7 +122,7 @@ def test_a_narrow_layer_without_embeddings_is_refused(tmp_path):
         ({"draft_vocab_size": 500}, "draft_vocab_size: 500: must be at most 101"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(tmp_path, fields, message):
+def test_an_unsupported_setting_of_a_layer_is_rejected_by_name(tmp_path, fields, message):
     with pytest.raises(ModelRefusedError, match=message):
         load_layer(edit(saved(tmp_path), **fields), TARGET)
 
@@ -133,7 +133,7 @@ def test_weights_without_their_flag_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("offset", "message"), [(90, "an id is outside"), (-1, "two of the draft's ids are one")])
-def test_maps_that_are_none_are_refused(tmp_path, offset, message):
+def test_an_invalid_vocabulary_map_is_rejected(tmp_path, offset, message):
     directory = saved(tmp_path, draft_vocab_size=40)
     tensors = load_file(directory / "model.safetensors")
     tensors["d2t"] = torch.zeros(40, dtype=torch.int64)
@@ -143,7 +143,7 @@ def test_maps_that_are_none_are_refused(tmp_path, offset, message):
         load_layer(directory, TARGET)
 
 
-def test_a_pickle_of_other_things_is_not_run(tmp_path):
+def test_a_pickle_of_other_objects_is_not_run(tmp_path):
     directory = tmp_path / "evil"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_of(tiny_shape(), "safeailab")))
@@ -155,7 +155,7 @@ def test_a_pickle_of_other_things_is_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 40, b"PK\x05\x06" + bytes(18), b"\x80\x02]q\x00.", b"\x80\x02."])
-def test_a_pickle_that_is_none_is_refused(tmp_path, content):
+def test_an_invalid_pickle_is_rejected(tmp_path, content):
     directory = tmp_path / "broken"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_of(tiny_shape(), "safeailab")))
@@ -165,7 +165,7 @@ def test_a_pickle_that_is_none_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", ["[]", "{", ""])
-def test_a_config_that_is_none_is_refused(tmp_path, content):
+def test_an_invalid_config_of_a_layer_is_rejected(tmp_path, content):
     directory = saved(tmp_path)
     (directory / "config.json").write_text(content)
     with pytest.raises(ModelRefusedError, match="config.json"):

@@ -124,7 +124,7 @@ def assert_is_literal(rig, seq, drafted, num_nodes, branches, depth, first=0):
 
 @pytest.mark.parametrize("flags", [(), *((flag,) for flag in FLAGS), FLAGS], ids="+".join)
 @pytest.mark.parametrize("branches", [1, 3])
-def test_drafts_equal_the_literal_ones_after_every_verdict(target, flags, branches):
+def test_eagle3_drafts_equal_the_literal_reference_after_every_verification(target, flags, branches):
     shape = tiny_shape(hidden_size=64, state_layers=STATES, **dict.fromkeys(flags, True))
     rig = Rig(target, shape, max_branches=branches, max_depth=4)
     seq = rig.open(ids_of(1, 9), takes_trees=True)
@@ -145,7 +145,7 @@ def test_sequences_of_one_batch_draft_what_they_would_alone(target):
         assert_is_literal(rig, seq, drafted, 7, 3, 4)
 
 
-def test_a_long_prompt_is_taken_in_while_it_comes(target):
+def test_features_of_a_long_prompt_are_read_chunk_by_chunk(target):
     rig = Rig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=48)
     seq = rig.open(ids_of(5, 200), takes_trees=True)
     for first in range(0, 199, 70):
@@ -156,7 +156,7 @@ def test_a_long_prompt_is_taken_in_while_it_comes(target):
     assert_is_literal(rig, seq, drafted, 5, 2, 3)
 
 
-def test_without_the_last_states_nothing_is_drafted(target):
+def test_without_features_of_the_last_tokens_eagle3_does_not_draft(target):
     rig = Rig(target)
     seq = rig.open(ids_of(6, 12), takes_trees=True)
     (drafted,) = rig.draft([seq], 5)
@@ -166,7 +166,7 @@ def test_without_the_last_states_nothing_is_drafted(target):
     assert drafted.draft_ids == []
 
 
-def test_a_draft_that_went_nowhere_is_made_again(target):
+def test_an_unused_draft_is_made_again(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(7, 12), takes_trees=True)
     rig.send([seq])
@@ -174,7 +174,7 @@ def test_a_draft_that_went_nowhere_is_made_again(target):
     assert first.draft_ids == again.draft_ids and first.parents == again.parents
 
 
-def test_states_that_are_reported_again_change_nothing(target):
+def test_features_that_are_reported_again_change_no_draft(target):
     """As after a preemption."""
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(8, 30), takes_trees=True)
@@ -185,7 +185,7 @@ def test_states_that_are_reported_again_change_nothing(target):
     assert_is_literal(rig, seq, drafted, 5, 2, 3)
 
 
-def test_states_may_be_missing_at_the_beginning(target):
+def test_features_may_be_missing_at_the_beginning(target):
     """The target took over pages that others had computed: the draft is that of the text that is known."""
     rig = Rig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(9, 30), takes_trees=True)
@@ -194,7 +194,7 @@ def test_states_may_be_missing_at_the_beginning(target):
     assert_is_literal(rig, seq, drafted, 5, 2, 3, first=12)
 
 
-def test_a_text_that_begins_like_another_takes_over_what_that_left(target):
+def test_a_text_with_a_cached_prefix_takes_over_its_features(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     begin = ids_of(10, 24)
     first = rig.open([*begin, 5, 6], takes_trees=True)
@@ -208,7 +208,7 @@ def test_a_text_that_begins_like_another_takes_over_what_that_left(target):
     assert rig.table.num_free < rig.table.num_pages
 
 
-def test_a_text_that_begins_otherwise_takes_over_nothing(target):
+def test_a_text_without_a_cached_prefix_takes_over_no_features(target):
     """The first row is of two tokens: the same ones after another first token are another text."""
     rig = Rig(target, max_branches=2, max_depth=3)
     rest = ids_of(11, 24)
@@ -222,7 +222,7 @@ def test_a_text_that_begins_otherwise_takes_over_nothing(target):
     assert_is_literal(rig, second, drafted, 5, 2, 3)
 
 
-def test_a_hole_between_known_and_reported_states_is_skipped(target):
+def test_a_gap_between_known_and_reported_features_is_skipped(target):
     rig = Rig(target, max_branches=2, max_depth=3)
     begin = ids_of(12, 40)
     first = rig.open(begin[:14], takes_trees=True)
@@ -264,7 +264,7 @@ def test_an_old_sequence_takes_the_pages_of_a_young_idle_one(target):
     assert_is_literal(rig, old, answer, 3, 1, 3)
 
 
-def test_closing_gives_all_pages_back(target):
+def test_closing_a_sequence_frees_all_pages_of_eagle3(target):
     rig = Rig(target)
     seq = rig.open(ids_of(17, 30), takes_trees=True)
     rig.send([seq])
@@ -274,7 +274,7 @@ def test_closing_gives_all_pages_back(target):
     assert not rig.drafter.has_work
 
 
-def test_a_fault_leaves_the_accounting_right(target, monkeypatch):
+def test_a_failed_forward_leaves_the_page_accounting_right(target, monkeypatch):
     rig = Rig(target)
     seq = rig.open(ids_of(18, 30), takes_trees=True)
     rig.send([seq])
@@ -287,7 +287,7 @@ def test_a_fault_leaves_the_accounting_right(target, monkeypatch):
     assert rig.table.num_free == rig.table.num_pages
 
 
-def test_nothing_follows_the_end_of_an_answer(target):
+def test_no_draft_token_follows_an_end_id(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(19, 12))
     rig.send([seq])
@@ -298,7 +298,7 @@ def test_nothing_follows_the_end_of_an_answer(target):
     assert rig.draft([ending], 6)[0].draft_ids == ids[: ids.index(ids[2]) + 1]
 
 
-def test_chains_only_where_the_target_takes_no_trees(target):
+def test_eagle3_drafts_chains_if_the_target_supports_no_trees(target):
     rig = Rig(target, max_branches=4, max_depth=4)
     seq = rig.open(ids_of(20, 12), takes_trees=False)
     rig.send([seq])
@@ -307,7 +307,7 @@ def test_chains_only_where_the_target_takes_no_trees(target):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_under_terms_no_token_is_proposed_that_does_not_pay(target, branches):
+def test_under_terms_no_draft_token_is_proposed_that_does_not_pay_off(target, branches):
     rig = Rig(target, max_branches=branches, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
     rig.send([seq])
@@ -321,7 +321,7 @@ def test_under_terms_no_token_is_proposed_that_does_not_pay(target, branches):
     assert rig.draft([seq], 1)[0].draft_ids == []
 
 
-def test_under_terms_no_pass_is_made_that_does_not_pay(target):
+def test_under_terms_no_forward_is_run_that_does_not_pay_off(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
     rig.send([seq])
@@ -336,7 +336,7 @@ def test_under_terms_no_pass_is_made_that_does_not_pay(target):
     assert len(rig.draft([seq], 6)[0].draft_ids) == 6
 
 
-def test_what_is_accepted_teaches_what_shares_are_worth(target):
+def test_accepted_tokens_calibrate_draft_probabilities(target):
     rig = Rig(target, max_branches=1, max_depth=4)
     seq = rig.open(ids_of(22, 12))
     rig.send([seq])
@@ -345,7 +345,7 @@ def test_what_is_accepted_teaches_what_shares_are_worth(target):
     assert rig.drafter._calibration.exponent < before
 
 
-def test_settings_of_a_sequence_are_read_and_refused_by_name(target):
+def test_eagle3_settings_of_a_sequence_are_read_and_rejected_by_name(target):
     rig = Rig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(23, 12), takes_trees=True, settings={"max_branches": "3", "max_depth": "2"})
     rig.send([seq])
@@ -371,7 +371,7 @@ def likelihoods(rig, ids, params, first=0):
 @pytest.mark.parametrize(
     "fields", [{}, {"top_k": 5}, {"top_p": 0.6}, {"logit_bias": tuple((token_id, 3.0) for token_id in range(50))}]
 )
-def test_under_sampling_the_first_child_is_what_the_target_would_choose_of_the_same_scores(target, fields):
+def test_under_sampling_the_first_draft_token_is_the_targets_choice_of_the_same_scores(target, fields):
     """The noise is the target's, by its own ids: equal scores are accepted in any case."""
     rig = Rig(target, max_branches=3, max_depth=1)
     for seed in range(20):
@@ -385,7 +385,7 @@ def test_under_sampling_the_first_child_is_what_the_target_would_choose_of_the_s
         assert not drafted.draft_probs
 
 
-def test_for_rejection_tokens_come_with_what_they_were_sampled_from(target):
+def test_for_rejection_draft_tokens_come_with_their_distributions(target):
     rig = Rig(target, max_branches=3, max_depth=3)
     seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, draft_affects_output=True)
     rig.send([seq])
@@ -398,7 +398,7 @@ def test_for_rejection_tokens_come_with_what_they_were_sampled_from(target):
         assert prob == pytest.approx(shares[token_id].item(), rel=1e-3, abs=1e-6)
 
 
-def test_tokens_for_rejection_are_distributed_as_they_say(target):
+def test_draft_tokens_for_rejection_follow_their_reported_distributions(target):
     rig = Rig(target, max_branches=1, max_depth=1)
     counts, num_samples = Counter(), 1500
     for seed in range(num_samples):

@@ -35,7 +35,7 @@ def causal(query, key, value):
 
 
 @pytest.mark.parametrize("flags", [(), *((flag,) for flag in FLAGS), FLAGS], ids="+".join)
-def test_a_pass_over_true_states_equals_the_literal_definition_row_by_row(flags):
+def test_a_forward_over_true_features_equals_the_literal_definition_row_by_row(flags):
     shape = tiny_shape(**dict.fromkeys(flags, True))
     layer = tiny_layer(shape)
     generator = torch.Generator().manual_seed(5)
@@ -51,7 +51,7 @@ def test_a_pass_over_true_states_equals_the_literal_definition_row_by_row(flags)
         torch.testing.assert_close(log_probs[n], reference.last[1], atol=1e-4, rtol=1e-4)
 
 
-def test_rows_that_are_kept_are_those_of_the_whole():
+def test_kept_rows_of_a_forward_equal_those_of_the_whole():
     layer = tiny_layer(tiny_shape())
     embedded, hidden = torch.randn(7, 32), torch.randn(7, 32)
     whole = layer.run(embedded, hidden, torch.arange(7), causal)
@@ -60,7 +60,7 @@ def test_rows_that_are_kept_are_those_of_the_whole():
         torch.testing.assert_close(part, all_rows[kept])
 
 
-def test_only_differences_of_positions_matter():
+def test_only_differences_of_positions_matter_to_the_eagle3_layer():
     layer = tiny_layer(tiny_shape())
     embedded, hidden = torch.randn(7, 32), torch.randn(7, 32)
     near = layer.run(embedded, hidden, torch.arange(7), causal)[0]
@@ -79,7 +79,7 @@ def test_rows_of_many_texts_train_together():
     assert without == []
 
 
-def test_first_generation_reads_embedding_and_state_together():
+def test_first_generation_eagle_reads_embedding_and_feature_together():
     shape = tiny_shape(version=1, hidden_size=64, has_fc_bias=True, draft_vocab_size=101)
     layer = tiny_layer(shape, spread=0.1)
     embedded, states = torch.randn(6, 64), torch.randn(6, 64)
@@ -95,7 +95,7 @@ def test_first_generation_reads_embedding_and_state_together():
     torch.testing.assert_close(read[:1], y, atol=1e-4, rtol=1e-4)
 
 
-def test_flags_change_the_outcome():
+def test_flags_of_the_layer_change_its_output():
     """Else the comparison above would compare nothing."""
     embedded, states = torch.randn(7, 32), torch.randn(7, 192)
     outcomes = []

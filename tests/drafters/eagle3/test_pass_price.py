@@ -5,7 +5,7 @@ import pytest
 from betoken.drafters.eagle3.pass_price import PassPrice
 
 
-def test_a_pass_costs_the_tokens_of_its_time():
+def test_a_draft_forward_costs_the_tokens_of_its_time():
     price = PassPrice()
     for round_number in range(50):
         price.begin_round(round_number * 1000)
@@ -14,14 +14,14 @@ def test_a_pass_costs_the_tokens_of_its_time():
     assert price.price == pytest.approx(0.2)
 
 
-def test_nothing_seen_costs_nothing():
+def test_without_rounds_a_draft_forward_costs_nothing():
     price = PassPrice()
     price.add_pass(100)
     price.begin_round(5)
     assert price.price == 0.0
 
 
-def test_pauses_are_no_rounds():
+def test_pauses_are_not_rounds_in_the_price_of_a_draft_forward():
     price = PassPrice()
     price.add_pass(100)
     price.begin_round(0)

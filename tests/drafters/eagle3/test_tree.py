@@ -56,7 +56,7 @@ def paths_of(tree):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
-def test_the_draft_is_the_likeliest_of_all_that_the_papers_algorithm_scores(num_nodes, top_k, depth, seed):
+def test_the_draft_tree_holds_the_likeliest_nodes_of_the_papers_algorithm(num_nodes, top_k, depth, seed):
     tree = DynamicTree(num_nodes, top_k, depth)
     grow(tree, seed)
     expected = literal(num_nodes, top_k, depth, seed)
@@ -66,19 +66,19 @@ def test_the_draft_is_the_likeliest_of_all_that_the_papers_algorithm_scores(num_
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
-def test_no_more_nodes_are_asked_than_can_have_children_in_the_draft(num_nodes, top_k, depth, seed):
+def test_no_more_nodes_are_expanded_than_can_have_children_in_the_draft(num_nodes, top_k, depth, seed):
     tree = DynamicTree(num_nodes, top_k, depth)
     assert grow(tree, seed) <= (depth - 1) * min(top_k, num_nodes - 1)
 
 
-def test_one_branch_is_a_chain():
+def test_a_draft_tree_with_one_branch_is_a_chain():
     tree = DynamicTree(4, 1, 9)
     grow(tree, 3)
     assert tree.best()[1] == [-1, 0, 1, 2]
     assert tree.row_parents == [-1, 0, 1] and tree.is_chain
 
 
-def test_rows_of_a_level_name_the_rows_of_their_parents():
+def test_rows_of_a_tree_level_name_the_rows_of_their_parents():
     tree = DynamicTree(num_nodes=9, max_branches=2, max_depth=3)
     tree.add([((5, 6), (math.log(0.6), math.log(0.3)))])
     assert (tree.level_ids, tree.level_parents, tree.row_parents) == ([5, 6], [0, 0], [-1, -1])
@@ -89,13 +89,13 @@ def test_rows_of_a_level_name_the_rows_of_their_parents():
     assert tree.level_shares == pytest.approx([0.27, 0.06])
 
 
-def test_nothing_follows_an_end_of_the_answer():
+def test_no_tree_node_follows_an_end_id():
     tree = DynamicTree(9, 2, 3, end_ids={5})
     tree.add([((5, 6), (math.log(0.6), math.log(0.3)))])
     assert tree.level_ids == [6]
 
 
-def test_unlikely_nodes_are_left_out_but_for_the_first():
+def test_unlikely_tree_nodes_are_left_out_except_the_first():
     tree = DynamicTree(9, 2, 3, min_score=math.log(0.5))
     tree.add([((5, 6), (math.log(0.4), math.log(0.3)))])
     assert tree.best()[0] == [5]
@@ -105,7 +105,7 @@ def test_unlikely_nodes_are_left_out_but_for_the_first():
     assert tree.best()[:2] == ([5, 1], [-1, 0])
 
 
-def test_what_a_filter_removed_is_no_child():
+def test_a_filtered_token_is_not_a_child_in_the_tree():
     tree = DynamicTree(9, 2, 1)
     tree.add([((5, 0), (0.0, -math.inf))])
     assert tree.best()[0] == [5]

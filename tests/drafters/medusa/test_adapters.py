@@ -67,13 +67,13 @@ def settle(store: AdapterStore, *wanted: Adapter) -> None:
 @pytest.mark.parametrize(
     "name", ["../outside", "..", ".", "", "a/../b", "/etc", "a/", "a\\b", "a\0", "~", "x" * 129, "é", "-", "a b"]
 )
-def test_ids_that_lead_elsewhere_are_refused(name: str, folder: Path, target: ModelRunner) -> None:
+def test_adapter_ids_outside_the_folder_are_rejected(name: str, folder: Path, target: ModelRunner) -> None:
     store = AdapterStore(folder, target, 2)
     with pytest.raises(InvalidArgumentError, match=rf"^{re.escape(FIELD)} = .*: must be 1 to 128 letters"):
         store.acquire(name)
 
 
-def test_unknown_and_foreign_ones_and_files_are_refused_by_name(folder: Path, target: ModelRunner) -> None:
+def test_unknown_and_incompatible_adapters_are_rejected_by_name(folder: Path, target: ModelRunner) -> None:
     store = AdapterStore(folder, target, 2)
     (folder / "file").write_text("")
     os.mkfifo(folder / "pipe")
@@ -96,7 +96,7 @@ def test_unknown_and_foreign_ones_and_files_are_refused_by_name(folder: Path, ta
         AdapterStore(None, target, 2).acquire("a")
 
 
-def test_others_draft_while_an_adapter_is_read(folder: Path, target: ModelRunner, slow: SlowReading) -> None:
+def test_other_sequences_draft_while_an_adapter_is_loaded(folder: Path, target: ModelRunner, slow: SlowReading) -> None:
     store = AdapterStore(folder, target, 2)
     layout = Adapter("", adapters.describe(folder / "c", target)).layout
     own = Adapter("", layout, MedusaHeads(layout, target.parts))
@@ -132,7 +132,7 @@ def test_tokens_that_depend_on_drafts_wait_for_the_adapter(
     assert answers[0].draft_ids
 
 
-def test_the_least_recently_used_goes_and_comes_back(folder: Path, target: ModelRunner) -> None:
+def test_the_least_recently_used_adapter_is_evicted_and_loaded_again(folder: Path, target: ModelRunner) -> None:
     store = AdapterStore(folder, target, 2)
     a, b = store.acquire("a"), store.acquire("b")
     settle(store, a, b)
@@ -174,7 +174,7 @@ def test_adapters_of_several_shapes_draft_in_one_step(folder: Path, target: Mode
     bench.drafter.check_integrity()
 
 
-def test_a_file_that_ends_while_it_is_read_costs_its_own_drafts(folder: Path, target: ModelRunner) -> None:
+def test_an_adapter_file_truncated_during_its_load_costs_its_own_drafts(folder: Path, target: ModelRunner) -> None:
     store = AdapterStore(folder, target, 2)
     bench = Bench(MedusaDrafter(None, store, VOCAB))
     good = bench.open(1, settings={"adapter": "b"})

@@ -71,7 +71,7 @@ def paths_of(drafted: Drafted) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("num_nodes", [1, 5, 16, 60])
-def test_a_batchs_trees_and_chains_are_those_of_the_definition(
+def test_medusa_trees_and_chains_of_a_batch_equal_the_definition(
     temperature: float, num_nodes: int, heads: RandomHeads, drafter: MedusaDrafter
 ) -> None:
     bench = Bench(drafter)
@@ -91,7 +91,7 @@ def test_a_batchs_trees_and_chains_are_those_of_the_definition(
     assert paths_of(drafted[4]) == literal_tree(guesses[:2], num_nodes, 2)
 
 
-def test_a_sequence_alone_gets_the_draft_it_gets_among_others(drafter: MedusaDrafter) -> None:
+def test_a_medusa_draft_does_not_depend_on_the_batch(drafter: MedusaDrafter) -> None:
     bench = Bench(drafter)
     sequences = [bench.open(n, temperature=0.8) for n in range(7)]
     bench.send(sequences)
@@ -113,7 +113,7 @@ def test_paths_of_ranks_are_of_the_perturbed_order(heads: RandomHeads, drafter: 
 
 
 @pytest.mark.parametrize("mode", ["rejection", "typical"])
-def test_where_tokens_depend_on_drafts_these_are_the_likeliest_and_wait_for_the_first_verdict(
+def test_if_drafts_affect_the_output_they_are_the_likeliest_and_wait_for_the_first_verification(
     mode: str, heads: RandomHeads, drafter: MedusaDrafter
 ) -> None:
     bench = Bench(drafter)
@@ -162,7 +162,7 @@ def test_a_draft_ends_with_the_answer_and_with_the_longest_sequence(drafter: Med
     assert all(drafted.draft_ids[parent] != 0 for parent in parents if parent >= 0)
 
 
-def test_what_is_accepted_calibrates_each_head_and_the_price_cuts_the_tree(
+def test_accepted_tokens_calibrate_each_head_and_the_price_cuts_the_tree(
     heads: RandomHeads, drafter: MedusaDrafter
 ) -> None:
     bench = Bench(drafter)

@@ -120,7 +120,7 @@ def break_file(directory: Path, fault: str) -> None:
         ("config", "config.json: must be an object"),
     ],
 )
-def test_files_that_are_no_heads_are_refused_with_the_reason(
+def test_files_without_medusa_heads_are_rejected_with_the_reason(
     fault: str, message: str, target: ModelRunner, tmp_path: Path
 ) -> None:
     directory = RandomHeads(HIDDEN, VOCAB).save(tmp_path / "heads", "v1")

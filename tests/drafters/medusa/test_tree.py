@@ -52,7 +52,7 @@ def everything(guesses: list[Guesses], choices: Branches | ChoiceTree, **setting
     return grow(guesses, choices, **options)  # type: ignore[arg-type]
 
 
-def test_the_named_tree_is_the_papers() -> None:
+def test_the_named_medusa_tree_is_the_papers() -> None:
     paths = parse_paths("mc_sim_7b_63")
     assert paths is not None and len(paths) == 63 and max(map(len, paths)) == 4
     assert [list(path) for path in paths[:3]] == [[0], [1], [2]] and (0, 0, 0, 1) in paths and (9, 0) in paths
@@ -62,7 +62,7 @@ def test_the_named_tree_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_given_paths_make_the_papers_tree(seed: int) -> None:
+def test_given_paths_make_the_papers_medusa_tree(seed: int) -> None:
     rng = random.Random(seed)
     paths: list[list[int]] = [[]]
     for _ in range(30):
@@ -97,7 +97,7 @@ def test_grown_trees_are_the_best_of_all_paths_and_of_those_that_choices_allow(s
     assert max(map(len, paths_of(everything(guesses, Branches(4), max_depth=2)))) == 2
 
 
-def test_one_branch_is_a_chain_and_nothing_follows_the_end() -> None:
+def test_a_medusa_tree_with_one_branch_is_a_chain_and_no_node_follows_an_end_id() -> None:
     guesses = [Guesses([5, 6], [-0.1, -2.0]), Guesses([7, 8], [-0.1, -2.0]), Guesses([9, 4], [-0.1, -2.0])]
     chain = everything(guesses, Branches(1))
     assert (chain.draft_ids, chain.parents) == ([5, 7, 9], [-1, 0, 1])
@@ -122,6 +122,6 @@ def test_one_branch_is_a_chain_and_nothing_follows_the_end() -> None:
         ("[[0]" + ", [0]" * 9000 + "]", "JSON list"),
     ],
 )
-def test_texts_that_are_no_tree_are_refused(text: str, message: str) -> None:
+def test_invalid_texts_of_a_medusa_tree_are_rejected(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_paths(text)

@@ -188,7 +188,7 @@ async def test_only_rejection_above_temperature_0_gets_distributions(link):
         ),
     ],
 )
-async def test_refusals_name_the_field(link, field, entry):
+async def test_link_errors_name_the_field(link, field, entry):
     call, _ = link
     await call.write(DraftLinkRequest(**entry))
     frame = await read_until(call, lambda frame: frame.errors)
@@ -265,7 +265,7 @@ async def test_the_bound_on_links_is_the_setting_s(tmp_path):
         await running
 
 
-async def test_a_full_collection_passes_over_what_was_loaded(tmp_path, monkeypatch):
+async def test_a_full_garbage_collection_skips_objects_made_at_load(tmp_path, monkeypatch):
     """It would hold up the drafts of all streams."""
     was_kept = []
     monkeypatch.setattr(service, "freeze_loaded", lambda: was_kept.append(settings.ready_file.exists()))

@@ -132,7 +132,7 @@ async def test_a_tree_s_verdict_names_the_accepted_path(worker):
     assert (list(verdict.path), verdict.num_accepted, verdict.next_id) == ([0, 2], 2, truth[2])
 
 
-async def test_open_and_block_in_one_frame_give_the_target_s_tokens(worker):
+async def test_an_open_and_its_block_in_one_frame_give_the_target_s_tokens(worker):
     address, runner = worker
     truth = runner.complete(PROMPT, 4)
     async with link_to(address) as link:
@@ -170,7 +170,7 @@ async def test_a_bad_open_is_refused_by_name_while_another_sequence_goes_on(work
         assert await link.tokens(1, 5) == runner.complete(PROMPT, 5)
 
 
-async def test_a_deadline_further_away_than_a_thread_can_wait(worker):
+async def test_a_deadline_beyond_the_longest_wait_of_a_thread_is_accepted(worker):
     address, runner = worker
     async with link_to(address) as link:
         await link.send(opens=[opening(1, deadline_ms=(1 << 64) - 1)], blocks=[grant(1)])
@@ -197,7 +197,7 @@ async def test_a_bad_block_ends_its_sequence_only(worker, field, block):
         assert await link.tokens(1, 5) == runner.complete(PROMPT, 5)
 
 
-async def test_garbage_on_one_link_leaves_the_others(worker):
+async def test_garbage_on_one_link_does_not_disturb_other_links(worker):
     address, runner = worker
     async with link_to(address) as link, grpc.aio.insecure_channel(address) as channel:
         garbage = channel.stream_stream("/betoken.v1.VerifyService/Link")()
@@ -248,7 +248,7 @@ async def test_all_pages_are_free_after_close_and_after_a_broken_link(worker):
         assert frame.load.total_pages == 64
 
 
-async def test_every_router_hears_of_an_open(worker):
+async def test_every_router_receives_the_load_after_an_open(worker):
     address, _ = worker
     async with link_to(address) as idle, link_to(address) as link:
         await link.send(opens=[opening(1), opening(2)], blocks=[grant(1), grant(2)])
