@@ -7,7 +7,7 @@ from tests.draft_worker.harness import Bench
 
 
 class NamedDrafter:
-    """Drafts its own number, and raises where told to. Its drafts are known by being asked only."""
+    """Drafts its own number, or raises if `fails` is set. Its drafts are measured by requests only."""
 
     def __init__(self, number):
         self.number, self.num_rounds, self.fails, self.hangs, self.waiting = number, 0, False, False, []

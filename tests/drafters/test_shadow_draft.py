@@ -24,7 +24,7 @@ class Knowing(ImmediateDrafter):
 
 
 class Shadowed(Clocked):
-    """A source of 3 tokens a round, whatever the text, and one that answers at once."""
+    """A source of 3 tokens a round, whatever the text, and an immediate source."""
 
     def drafters(self):
         self.now_ns = 0
@@ -110,7 +110,7 @@ def test_a_shadow_draft_that_terms_leave_empty_is_not_a_round(fake_runner_class)
 
 
 class Switching(Clocked):
-    """A source of 2 tokens a round, and one that answers at once and brings 5 or 1."""
+    """A source of 2 tokens a round, and an immediate source of 5 or 1."""
 
     def drafters(self):
         self.now_ns, self.rng = 0, random.Random(1)
@@ -137,7 +137,7 @@ class Switching(Clocked):
 
 
 class Timed(Switching):
-    """The first brings its tokens in a second; the other 5 in 4 seconds where it is sure, 1 in a third elsewhere."""
+    """One drafts in a second; the other 5 tokens in 4 seconds if it is sure, else 1 in a third of one."""
 
     def outcome(self, draft):
         return (2, 1.0) if draft == [3] else (5, 4.0) if self.switching.is_sure else (1, 1 / 3)
