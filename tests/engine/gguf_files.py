@@ -34,7 +34,7 @@ rounding, which differs with a math library's threads and instructions, changes 
 
 def config_of(path: str, dtype: Any = "float32", **others: Any) -> EngineConfig:
     """A small engine without compilation."""
-    return EngineConfig(path, dtype=dtype, num_pages=32, compile="off", **others)
+    return EngineConfig(path, dtype=dtype, **({"num_pages": 32, "compile": "off", "self_check": False} | others))
 
 
 def of_transformers(path: str) -> Any:

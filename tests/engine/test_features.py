@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(find_compiler(LIBRARY) is None, reason="no C
 
 
 def load(directory: str, dtype: str, compile_: str = "off", **settings: object) -> ModelRunner:
-    options = {"num_pages": 64, "max_batch_rows": 512} | settings
+    options = {"num_pages": 64, "max_batch_rows": 512, "self_check": False} | settings
     return load_runner(EngineConfig(directory, dtype=dtype, compile=compile_, **options))  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ def check(family: str, dtype: str, compile_: str, directory: Path) -> None:
             difference = (ours[:, layer].float() - theirs[:, layer]).abs().mean(dim=-1)
             # A half type's rounding may send a token of a mixture to other experts: most rows must hold it.
             assert difference.quantile(0.6) <= LIMITS[dtype] * theirs[:, layer].abs().mean(), layer
-        for chunk_rows in (1, 5, 33):
+        for chunk_rows in (1, 5) if len(ids) < 40 else (33,):
             assert torch.equal(forward_in_chunks(runner, ids, chunk_rows, features_of), ours)
     assert load(saved, dtype, compile_).logits_digest == runner.logits_digest, "features changed the logits"
 

@@ -18,7 +18,7 @@ from tests.engine.mixture_files import FP8, ORDERED, WAYS, save_both, store_fp8,
 
 
 def config_of(directory: Path, dtype: Any = "float32") -> EngineConfig:
-    return EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off")
+    return EngineConfig(str(directory), dtype=dtype, num_pages=16, compile="off", self_check=False)
 
 
 @pytest.mark.parametrize(("family", "store", "quantization"), WAYS)

@@ -40,7 +40,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if not is_native:
             patch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
         directory = save_tiny(tmp_path_factory.mktemp("tiny"), family)
-        config = EngineConfig(directory, dtype=dtype, num_pages=96, page_size=4, compile="off", max_draft_tokens=8)
+        options = {"page_size": 4, "compile": "off", "max_draft_tokens": 8, "self_check": False}
+        config = EngineConfig(directory, dtype=dtype, num_pages=96, **options)
         loaded = load_runner(config)
     assert ("reference kernels" in loaded.numerics) != is_native
     return loaded

@@ -23,7 +23,7 @@ LARGEST = {"int8": 127, "int4": 7}
 
 
 def config_of(path: Any, quantize: Any, dtype: Any = "float32") -> EngineConfig:
-    return EngineConfig(str(path), dtype=dtype, quantize=quantize, num_pages=32, compile="off")
+    return EngineConfig(str(path), dtype=dtype, quantize=quantize, num_pages=32, compile="off", self_check=False)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -47,7 +47,7 @@ def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
 def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
-    runner = load(save_tiny(tmp_path, family), dtype)
+    runner = load(save_tiny(tmp_path, family), dtype, self_check=False)
     sequences = prompts([37, 5, 1, 18])
     together = forward_together(runner, sequences)
     for ids, whole in zip(sequences, together, strict=True):

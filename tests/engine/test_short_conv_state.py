@@ -34,7 +34,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if not is_native:
             patch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
         directory = save_tiny(tmp_path_factory.mktemp("tiny"), "lfm2")
-        loaded = load_runner(EngineConfig(directory, dtype=dtype, num_pages=96, page_size=4, compile="off"))
+        options = {"page_size": 4, "compile": "off", "self_check": False}
+        loaded = load_runner(EngineConfig(directory, dtype=dtype, num_pages=96, **options))
     assert ("reference kernels" in loaded.numerics) != is_native
     return loaded
 

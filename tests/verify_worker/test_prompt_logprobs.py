@@ -48,7 +48,9 @@ def test_prompt_logprobs_in_any_batch_and_shortage_have_the_bits_of_the_prompt_a
     """Chunks, streams that decode and speculate, equal beginnings in the cache, preemption, re-opening."""
     if choice == "on" and find_compiler(LIBRARY) is None:
         pytest.skip("no C++ compiler")
-    config = EngineConfig(save_tiny(tmp_path, family), dtype=dtype, num_pages=33, page_size=4, compile=choice)
+    config = EngineConfig(
+        save_tiny(tmp_path, family), dtype=dtype, num_pages=33, page_size=4, compile=choice, self_check=choice == "on"
+    )
     runner = load_runner(config)
     rng = random.Random(11)
     beginning = [rng.randrange(VOCAB_SIZE) for _ in range(30)]

@@ -34,7 +34,8 @@ CASES = [
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     family, dtype = request.param
     directory = save_tiny(tmp_path_factory.mktemp("tiny"), family)
-    return load_runner(EngineConfig(directory, dtype=dtype, num_pages=60, page_size=PAGE_SIZE, compile="off"))
+    options = {"page_size": PAGE_SIZE, "compile": "off", "self_check": False}
+    return load_runner(EngineConfig(directory, dtype=dtype, num_pages=60, **options))
 
 
 def remembering(runner: ModelRunner, num_pages: int, num_snapshots: int) -> Bench:
