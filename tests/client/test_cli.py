@@ -31,7 +31,7 @@ from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import _console, _worker_table
 from betoken.cli.main import app
 from betoken.cli.service_process import Progress
-from betoken.cli.up import shown_progress
+from betoken.cli.starting import shown_progress
 from betoken.cli.up_form import up_form
 from betoken.cli.up_options import checked_port
 from betoken.client import (

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from betoken.bench.chat import packaged_model
 from betoken.bench.identity import main
 from tests.engine.gguf_files import write_gguf
 
@@ -39,14 +38,12 @@ def test_its_tokens_are_those_of_the_dequantised_model(
 
 
 @pytest.mark.timeout(300)
-def test_a_chat_goes_on_until_an_empty_line(tmp_path: Path) -> None:
+def test_a_chat_serves_a_gguf_file_and_answers_each_line_of_its_input(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    command = [sys.executable, "-m", "betoken.bench.chat", "--model", path, "--compile", "off", "--max-new-tokens", "8"]
-    done = subprocess.run(command, input="in in\nand\n\n", capture_output=True, text=True, timeout=240, check=False)
+    options = ["--model", path, "--compile", "off", "--max-new-tokens", "8", "--temperature", "0"]
+    command = [sys.executable, "-m", "betoken.cli", "chat", *options]
+    asked = "in in\n\nand\n/exit\nnot asked\n"
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert "tiny, an empty line ends the chat" in done.stdout and done.stdout.count("you:") == 3
-
-
-def test_without_the_package_a_chat_says_what_to_do() -> None:
-    with pytest.raises(FileNotFoundError, match="no GGUF file in 'no_such_package': `make chat` installs it"):
-        packaged_model("no_such_package")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("> ")] == ["> in in", "> and"]

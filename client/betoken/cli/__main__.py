@@ -9,7 +9,7 @@ from betoken.common.release import how_to_install
 
 def main() -> int:
     """Run the command; return the process's exit status unless it exits by itself."""
-    if sys.argv[1:2] in (["generate"], ["info"]):
+    if sys.argv[1:2] in (["generate"], ["chat"], ["info"]):
         # Every failed call is reported as a typed error; gRPC's own log lines are less informative. Read at its import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

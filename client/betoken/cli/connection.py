@@ -30,7 +30,7 @@ from betoken.common.logs import escaped
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-_PANEL = "Connection"
+PANEL = "Connection"
 _OPTIONS = (
     (r"constraint\.choice\..*", "--choice"),
     (r"messages\.continue_final_message$|continue_final_message$", "--begin"),
@@ -49,7 +49,7 @@ _OPTIONS = (
 """Fields of the SDK whose option is not called like them."""
 # A person waits to hear that the router is away, or that the router waits for a worker.
 _RETRY = RetryPolicy(max_retries=5, max_outage_s=3.0)
-TIMEOUT_S = typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=_PANEL)
+TIMEOUT_S = typer.Option(min=0.001, help="Deadline of the whole command, seconds.", rich_help_panel=PANEL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +57,26 @@ class Connection:
     """The options that every command has which asks a router, each declared once, and their values."""
 
     address: Annotated[
-        str, typer.Option(envvar="BETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=_PANEL)
+        str, typer.Option(envvar="BETOKEN_ADDRESS", help="The router, HOST:PORT.", rich_help_panel=PANEL)
     ] = DEFAULT_ADDRESS
     tls: Annotated[
-        bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=_PANEL)
+        bool, typer.Option("--tls", help="Speak TLS; implied by the other TLS options.", rich_help_panel=PANEL)
     ] = False
     tls_ca_file: Annotated[
-        Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=_PANEL)
+        Path | None, typer.Option(help="PEM certificates that sign acceptable routers.", rich_help_panel=PANEL)
     ] = None
     tls_cert_file: Annotated[
-        Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=_PANEL)
+        Path | None, typer.Option(help="PEM certificate of this client.", rich_help_panel=PANEL)
     ] = None
-    tls_key_file: Annotated[Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=_PANEL)] = (
+    tls_key_file: Annotated[Path | None, typer.Option(help="PEM key of that certificate.", rich_help_panel=PANEL)] = (
         None
     )
     tls_server_name: Annotated[
-        str, typer.Option(help="Name in the router's certificate, if it differs from the host.", rich_help_panel=_PANEL)
+        str, typer.Option(help="Name in the router's certificate, if it differs from the host.", rich_help_panel=PANEL)
     ] = ""
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the API key; absent = the one in {API_KEY_VARIABLE}.", rich_help_panel=_PANEL),
+        typer.Option(help=f"File with the API key; absent = the one in {API_KEY_VARIABLE}.", rich_help_panel=PANEL),
     ] = None
     timeout_s: Annotated[float, TIMEOUT_S] = 600.0
 

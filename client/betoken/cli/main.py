@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from betoken.cli import services
+from betoken.cli.chat import ChatForm, chat
 from betoken.cli.command import command
+from betoken.cli.demo import DemoForm, demo
 from betoken.cli.generate import generate
 from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import InfoForm, info
@@ -27,7 +29,9 @@ app = typer.Typer(
 )
 app.command()(command(up, up_form()))
 app.command()(command(generate, GenerateForm))
+app.command()(command(chat, ChatForm))
 app.command()(command(info, InfoForm))
+app.command()(command(demo, DemoForm))
 app.command()(new_key)
 for name, run in (
     ("router", services.router),

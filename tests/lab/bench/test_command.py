@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from betoken.bench import demo, identity, router_overhead, step  # noqa: E402
+from betoken.bench import identity, router_overhead, step  # noqa: E402
 from betoken.bench.command import exit_status  # noqa: E402
 from betoken.bench.drafters_options import parse_options as drafters_options  # noqa: E402
 from betoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
@@ -29,7 +29,7 @@ PAIR = ["--target", "t", "--draft", "d"]
         (prefix_caching_options, [*PAIR, "--limit", "0"]),
         (end_to_end_options, [*PAIR, "--temperature", "-1"]),
         (drafters_options, [*PAIR, "--temperature", "nan"]),
-        (demo.main, [*PAIR, "--repeats", "0"]),
+        (identity.main, [*PAIR, "--max-new-tokens", "0"]),
         (router_overhead.main, ["--streams", "0"]),
         (step.main, ["--rows", "0"]),
         (router_overhead.main, ["--step-ms", "-5"]),
