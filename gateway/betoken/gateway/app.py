@@ -6,6 +6,7 @@ Knows which body goes to which form; how answers are had and sent is `answering`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -28,6 +29,7 @@ from betoken.gateway.errors import ErrorBody, Failure, RefusedError, failure_of
 from betoken.gateway.form import Form
 from betoken.gateway.json_route import JsonRoute
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.model_names import ModelNames
 from betoken.gateway.question import Question
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.responses_form import ResponsesForm
@@ -41,14 +43,15 @@ _FAULTS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "No worker is available now."},
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": {"text/event-stream": {}}}}
-_EXPOSED = ["x-request-id", "retry-after", "retry-after-ms"]
+_EXPOSED = ["x-request-id", "retry-after", "retry-after-ms", "warning"]
 
 
 def create_app(client: AsyncClient, settings: GatewaySettings) -> FastAPI:
     """The application over a client that its caller closes."""
     metrics, access = Metrics(), RouterAccess(client, settings.max_outage_s)
     app = FastAPI(title="Betoken", version=gateway_version(), docs_url=None, redoc_url=None, responses=_FAULTS)
-    app.state.door = Door(client, settings, Vocabulary(client), metrics, access)
+    names = ModelNames(settings.served_model_name)
+    app.state.door = Door(client, settings, Vocabulary(client), metrics, access, names)
     app.include_router(models.router)
     app.include_router(tokens.router)
     if settings.page:
@@ -100,6 +103,9 @@ _ENDPOINTS: dict[str, Callable[..., Any]] = {
 
 def reply(request: Request, form: Form, questions: Sequence[Question], body: GenerationBody) -> Response:
     """The response that asks and answers."""
+    names = Door.of(request).names
+    form.names_of_model = names.shown
+    questions = [replace(question, model=names.for_router(question.model)) for question in questions]
     return Answers(request, form, questions, is_stream=body.stream)
 
 

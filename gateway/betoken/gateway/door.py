@@ -12,6 +12,7 @@ from betoken.client import AsyncClient
 from betoken.common.names import REMOTE_CALLER
 from betoken.gateway.errors import RefusedError
 from betoken.gateway.metrics import Metrics
+from betoken.gateway.model_names import ModelNames
 from betoken.gateway.router_access import RouterAccess
 from betoken.gateway.settings import GatewaySettings
 from betoken.gateway.vocabulary import Vocabulary
@@ -26,6 +27,7 @@ class Door:
     vocabulary: Vocabulary
     metrics: Metrics
     access: RouterAccess
+    names: ModelNames
 
     @staticmethod
     def of(request: Request) -> Door:

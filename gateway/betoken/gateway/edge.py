@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from opentelemetry import context
 from starlette.requests import Request
@@ -37,6 +38,9 @@ _MAX_RUNNING_BODIES = 32
 """Bodies of the largest size that may be held by requests being answered."""
 _LIVENESS_PATH = "/version"
 _LEFT = 499  # nginx's status for a client that left
+_MAX_NAMES, _MAX_NAME_CHARS = 16, 64
+"""Ignored fields named by one response."""
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -207,6 +211,8 @@ class _Passage:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            if ignored := self._scope["state"].get("ignored_fields"):
+                message["headers"].append((b"warning", _warning(ignored)))
         await self._send(message)
 
     async def refuse(self, failure: Failure) -> None:
@@ -222,6 +228,13 @@ class _Passage:
         named = {name: self._scope[name] for name in ("method", "path")}
         outcome = {"status": self.status or _LEFT, "duration_s": round(took_s, 6)}
         _log.info("request ended", extra=fields(request_id=self.request_id, **named, **outcome))
+
+
+def _warning(ignored: Sequence[str]) -> bytes:
+    """Value of the header `warning` about these fields, whose names are the client's own text."""
+    names = ", ".join(_UNSAFE.sub("?", name[:_MAX_NAME_CHARS]) for name in ignored[:_MAX_NAMES])
+    rest = f" and {len(ignored) - _MAX_NAMES} more" if len(ignored) > _MAX_NAMES else ""
+    return f'299 betoken "ignored unknown fields: {names}{rest}"'.encode()
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from betoken.client import AsyncGeneration, Completion, Piece, Token
@@ -36,6 +36,8 @@ class Form(ABC):
         """Bytes of the ids with reported logprobs, set in advance."""
         self.prompts: Sequence[str] = ()
         """The prompts' texts, if echoed."""
+        self.names_of_model: Callable[[str], Sequence[str]] = lambda model: (model,)
+        """Names of the router's model id, the shown one first."""
         self._id = f"{self.prefix}-{request_id}"
         self._created = int(time.time())
 
@@ -116,7 +118,8 @@ class Form(ABC):
         }
 
     def _head(self, kind: str, model: str, fingerprint: str) -> dict[str, Any]:
-        head = {"id": self._id, "object": kind, "created": self._created, "model": model}
+        name = self.names_of_model(model)[0]
+        head = {"id": self._id, "object": kind, "created": self._created, "model": name}
         return head | {"system_fingerprint": fingerprint}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from typing import Any, cast
@@ -17,6 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from betoken.gateway.body import Body
+from betoken.gateway.door import Door
 from betoken.gateway.errors import INVALID, Failure
 from betoken.gateway.invalid_body import invalid_body, not_an_object
 
@@ -33,16 +35,22 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
-        adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, self.body_field.field_info.annotation))
+        body: type[Body] = cast(Any, self.body_field.field_info.annotation)
+        adapter: TypeAdapter[Any] = TypeAdapter(body)
+        known_fields = body.model_fields.keys() | body.refused.keys()
 
         async def handle(request: Request) -> Response:
             raw = await request.body()
+            known = known_fields if Door.of(request).settings.ignore_unknown_fields else None
+            ignored: list[str] = []
             if not _is_json(request):
                 parsed: Any = not_an_object()
             elif len(raw) <= _MAX_BYTES_ON_LOOP:
-                parsed = _parsed(raw, adapter)
+                parsed = _parsed(raw, adapter, known, ignored)
             else:
-                parsed = await asyncio.get_running_loop().run_in_executor(_PARSERS, _parsed, raw, adapter)
+                loop = asyncio.get_running_loop()
+                parsed = await loop.run_in_executor(_PARSERS, _parsed, raw, adapter, known, ignored)
+            request.state.ignored_fields = ignored
             if isinstance(parsed, Failure):
                 return JSONResponse(parsed.body(), parsed.status)
             return await handler(_ParsedRequest(request, parsed))
@@ -59,10 +67,17 @@ class _ParsedRequest(Request):
         self._body = b"{}"
 
 
-def _parsed(raw: bytes, adapter: TypeAdapter[Any]) -> Any:
-    """Return the validated body, or the refusal."""
+def _parsed(raw: bytes, adapter: TypeAdapter[Any], known: Set[str] | None, ignored: list[str]) -> Any:
+    """Return the validated body, or the refusal.
+
+    `known`: fields of a body whose other fields are `ignored`; None = these are refused.
+    """
     try:
-        return adapter.validate_python(json.loads(raw))
+        values = json.loads(raw)
+        if known is not None and isinstance(values, dict):
+            ignored += sorted(values.keys() - known)
+            values = {name: value for name, value in values.items() if name in known}
+        return adapter.validate_python(values)
     except ValidationError as error:
         return invalid_body(error)
     except json.JSONDecodeError as error:

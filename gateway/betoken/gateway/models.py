@@ -24,18 +24,18 @@ _STARTED = int(time.time())
 
 @router.get("/v1/models", response_model=None)
 async def list_models(request: Request) -> Response:
-    """The served model."""
-    return JSONResponse({"object": "list", "data": [_described(await _info(request))]})
+    """The served model, once for each of its names."""
+    info = await _info(request)
+    models = [_described(info, name) for name in Door.of(request).names.shown(info.model)]
+    return JSONResponse({"object": "list", "data": models})
 
 
 @router.get("/v1/models/{model:path}", response_model=None)
 async def show_model(model: str, request: Request) -> Response:
-    """The served model, by its id."""
+    """The served model, by its id or another name."""
     info = await _info(request)
-    if model != info.model:
-        text = f"model {model[:200]!r} is not served here; {info.model!r} is"
-        raise RefusedError("model", text, status=404, code="model_not_found")
-    return JSONResponse(_described(info))
+    Door.of(request).names.check(model, info.model)
+    return JSONResponse(_described(info, model))
 
 
 @router.get("/health", response_model=None)
@@ -70,7 +70,7 @@ async def show_info(request: Request) -> Response:
     ]
     policies = [asdict(policy) for policy in info.speculation_policies]
     facts = {"workers": workers, "router_version": info.version, "speculation_policies": policies}
-    return JSONResponse(_described(info) | facts)
+    return JSONResponse(_described(info, Door.of(request).names.shown(info.model)[0]) | facts)
 
 
 @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
@@ -95,10 +95,10 @@ def _numbered(info: ModelInfo) -> ModelInfo:
     return replace(info, verify_workers=numbered(info.verify_workers), draft_workers=numbered(info.draft_workers))
 
 
-def _described(info: ModelInfo) -> dict[str, Any]:
+def _described(info: ModelInfo, name: str) -> dict[str, Any]:
     sampling = {name: value for name, value in asdict(info.default_sampling).items() if value is not None}
     return {
-        "id": info.model,
+        "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "betoken",

@@ -64,6 +64,16 @@ class GatewaySettings(BaseSettings):
     ready_file: Path | None = Field(
         None, description='File to write {"port": ..., "pid": ...} to once requests are taken.'
     )
+    served_model_name: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        (),
+        description="Names of the model at this gateway, the one in responses first; the router's model id is accepted,"
+        " too. Default: that id.",
+    )
+    ignore_unknown_fields: bool = Field(
+        False,
+        description="Ignore unknown fields of a request's body, and name them in the header `warning` of the response;"
+        " otherwise they are rejected.",
+    )
     page: bool = Field(True, description="Whether there is a page at /.")
     allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="Origins whose pages may ask (CORS), such as https://chat.example; * = all."

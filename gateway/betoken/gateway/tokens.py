@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, Response
 from betoken.client import ModelInfo
 from betoken.gateway.body import Body, Many, Refusals, refuse, said_as
 from betoken.gateway.door import Door, caller_headers
-from betoken.gateway.errors import RefusedError
 from betoken.gateway.json_route import JsonRoute
 from betoken.gateway.messages import MAX_MESSAGES, Message
 
@@ -72,7 +71,6 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 
 async def _checked_model(model: str, request: Request) -> ModelInfo:
     info = await Door.of(request).client.model_info(headers=caller_headers(request))
-    if model not in ("", info.model):
-        text = f"model {model[:200]!r} is not served here; {info.model!r} is"
-        raise RefusedError("model", text, status=404, code="model_not_found")
+    if model:
+        Door.of(request).names.check(model, info.model)
     return info
