@@ -47,6 +47,24 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Infill(_message.Message):
+    __slots__ = ("prefix", "suffix", "files")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    suffix: str
+    files: _containers.RepeatedCompositeFieldContainer[InfillFile]
+    def __init__(self, prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., files: _Optional[_Iterable[_Union[InfillFile, _Mapping]]] = ...) -> None: ...
+
+class InfillFile(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 class Speculation(_message.Message):
     __slots__ = ("drafter", "num_draft_tokens", "off", "mode", "report_rounds", "posterior_threshold", "posterior_alpha")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -66,10 +84,11 @@ class Speculation(_message.Message):
     def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterChoice, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., off: _Optional[bool] = ..., mode: _Optional[_Union[_types_pb2.VerificationMode, str]] = ..., report_rounds: _Optional[bool] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "prompt_ids", "messages", "model", "sampling", "speculation", "resume_ids", "tenant", "n", "system_fingerprint", "add_special_tokens", "constraint", "prediction", "resume_prompt_logprobs")
+    __slots__ = ("prompt", "prompt_ids", "messages", "infill", "model", "sampling", "speculation", "resume_ids", "tenant", "n", "system_fingerprint", "add_special_tokens", "constraint", "prediction", "resume_prompt_logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    INFILL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +103,7 @@ class GenerateRequest(_message.Message):
     prompt: str
     prompt_ids: TokenIds
     messages: ChatMessages
+    infill: Infill
     model: str
     sampling: _types_pb2.SamplingParams
     speculation: Speculation
@@ -95,7 +115,7 @@ class GenerateRequest(_message.Message):
     constraint: _types_pb2.Constraint
     prediction: Prediction
     resume_prompt_logprobs: int
-    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., resume_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., prompt_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[ChatMessages, _Mapping]] = ..., infill: _Optional[_Union[Infill, _Mapping]] = ..., model: _Optional[str] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., tenant: _Optional[str] = ..., n: _Optional[int] = ..., system_fingerprint: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., constraint: _Optional[_Union[_types_pb2.Constraint, _Mapping]] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., resume_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("text", "ids")
@@ -317,7 +337,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format", "speculation_policies", "requires_api_key")
+    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format", "speculation_policies", "requires_api_key", "supports_infill")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +356,7 @@ class GetModelInfoResponse(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_POLICIES_FIELD_NUMBER: _ClassVar[int]
     REQUIRES_API_KEY_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_INFILL_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     max_context: int
@@ -354,7 +375,8 @@ class GetModelInfoResponse(_message.Message):
     tool_format: ToolFormat
     speculation_policies: _containers.RepeatedCompositeFieldContainer[SpeculationPolicy]
     requires_api_key: bool
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., speculation_policies: _Optional[_Iterable[_Union[SpeculationPolicy, _Mapping]]] = ..., requires_api_key: _Optional[bool] = ...) -> None: ...
+    supports_infill: bool
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., speculation_policies: _Optional[_Iterable[_Union[SpeculationPolicy, _Mapping]]] = ..., requires_api_key: _Optional[bool] = ..., supports_infill: _Optional[bool] = ...) -> None: ...
 
 class ToolFormat(_message.Message):
     __slots__ = ("name", "mark_ids")

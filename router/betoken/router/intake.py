@@ -19,6 +19,7 @@ from betoken.router.core import Router
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.request.worker_identity import ServedModel
 from betoken.router.text.constraint import ConstraintLimits, check_constraint
+from betoken.router.text.infill_prompt import predicted_of_infill, with_infill_ends
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.router.tokenization import predicted_ids, prompt_ids
 from betoken.rpc.sampling import resolve_sampling
@@ -136,9 +137,15 @@ async def resolve(encoded: Encoded, router: Router) -> GenerationRequest:
     drafter = router.drafters.choose(
         speculation, is_predicted=bool(encoded.predicted_ids), is_resumed=parsed.is_resumed
     )
+    predicted = encoded.predicted_ids
+    if not predicted and drafter is not None and drafter.name in router.fleet.predicting_drafters:
+        predicted = predicted_of_infill(router.tokenizer, encoded.prompt_ids)
+    eos_token_ids = with_infill_ends(
+        served.eos_token_ids, router.tokenizer, encoded.prompt_ids, served.hello.vocab_size
+    )
     limits = ConstraintLimits(router.settings.max_constraint_bytes, router.settings.constraint_timeout_s)
     constraint = await check_constraint(
-        message, served.hello, sampling, served.eos_token_ids, encoded.prompt_ids, router.tokenizer, limits
+        message, served.hello, sampling, eos_token_ids, encoded.prompt_ids, router.tokenizer, limits
     )
     return GenerationRequest(
         request_id=received.request_id,
@@ -147,14 +154,14 @@ async def resolve(encoded: Encoded, router: Router) -> GenerationRequest:
         sampling=sampling,
         mode=_mode(speculation, served.hello),
         **_typical_bounds(speculation),
-        eos_token_ids=served.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         max_length=num_prompt + sampling.max_new_tokens,
         identity=served.identity,
         system_fingerprint=served.system_fingerprint,
         resume_ids=tuple(message.resume_ids),
         num_received_logprobs=_num_received_logprobs(message, num_prompt),
         constraint=constraint,
-        predicted_ids=encoded.predicted_ids,
+        predicted_ids=predicted,
         drafter=drafter,
         is_resumed=parsed.is_resumed,
         is_drafter_fixed=bool(speculation.drafter.name or speculation.drafter.settings),

@@ -13,7 +13,9 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.router.core import Router
 from betoken.router.text.chat import chat_of
 from betoken.router.text.encoding import TextLimits, encode_chat, encode_text, on_text_thread
+from betoken.router.text.infill_prompt import encode_infill
 from betoken.router.text.tokenizer import Tokenizer
+from betoken.rpc.sampling import max_new_tokens
 from betoken.rpc.validation import check_is_text, validate_detokenize, validate_prompt_ids, validate_tokenize
 from betoken.v1.generation_pb2 import DetokenizeRequest, DetokenizeResponse, GenerateRequest, TokenizeRequest
 from betoken.v1.types_pb2 import WorkerHello
@@ -60,6 +62,9 @@ async def prompt_ids(message: GenerateRequest, model: WorkerHello, router: Route
             ids = await _encode(message, router) or _beginning(message, router.tokenizer)
         case "messages":
             ids = await _encode(message, router)
+        case "infill":
+            num_new_tokens = max_new_tokens(message.sampling, model)
+            ids = await encode_infill(message.infill, router.tokenizer, _limits(router), num_new_tokens)
         case _:
             field, ids = "prompt_ids.ids", message.prompt_ids.ids  # not copied before their number is checked
     validate_prompt_ids(ids, vocab_size=model.vocab_size, max_context=model.max_context, field=field)

@@ -7,7 +7,7 @@ from typing import Any
 
 from betoken.common.float32 import shortest
 from betoken.rpc.validation.sampling import MIN_TEMPERATURE
-from betoken.v1.types_pb2 import OpenSequence, SamplingParams
+from betoken.v1.types_pb2 import OpenSequence, SamplingParams, WorkerHello
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 """Default number of output tokens, if the context has room for them."""
@@ -61,6 +61,16 @@ def resolve_sampling(
     if not requested.HasField("min_new_tokens"):
         resolved.min_new_tokens = min(resolved.min_new_tokens, resolved.max_new_tokens)
     return resolved
+
+
+def max_new_tokens(requested: SamplingParams, model: WorkerHello) -> int:
+    """Output tokens that a prompt leaves room for if it can be cut: the request's, else the default, at most a quarter
+    of the context."""
+    if requested.HasField("max_new_tokens"):
+        return max(1, requested.max_new_tokens)
+    defaults = model.default_sampling
+    wanted = defaults.max_new_tokens if defaults.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
+    return max(1, min(wanted, model.max_context // 4))
 
 
 def effective_temperature(asked: float) -> float:

@@ -64,6 +64,8 @@ class GgufTokenizer:
     config: Mapping[str, Any]
     """Content of `tokenizer_config.json`: the named tokens."""
     chat_template: str | None
+    fim_tokens: Mapping[str, str]
+    """Fill-in-the-middle tokens that the file names, by their role: prefix, suffix, middle, pad, repository, file."""
 
 
 def read_tokenizer(header: GgufHeader) -> GgufTokenizer:
@@ -92,9 +94,19 @@ def read_tokenizer(header: GgufHeader) -> GgufTokenizer:
         json.dumps(parts, ensure_ascii=False),
         {name: given.token(key) for name, key in names.items()},
         template if isinstance(template, str) else None,
+        {role: given.token(key) for role, keys in _FIM.items() for key in keys[::-1] if given.has(key)},
     )
 
 
+_FIM = {
+    "prefix": ("fim_pre_token_id", "prefix_token_id"),
+    "suffix": ("fim_suf_token_id", "suffix_token_id"),
+    "middle": ("fim_mid_token_id", "middle_token_id"),
+    "pad": ("fim_pad_token_id",),
+    "repository": ("fim_rep_token_id",),
+    "file": ("fim_sep_token_id",),
+}
+"""Keys of fill-in-the-middle tokens by role; the second is the older name."""
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 
 

@@ -202,6 +202,8 @@ def _input_size(request: GenerateRequest | TokenizeRequest | DetokenizeRequest) 
         return "ids", _ID_BYTES * len(request.ids)
     if request.WhichOneof("input") == "messages":
         return "messages", request.messages.ByteSize()
+    if isinstance(request, GenerateRequest) and request.WhichOneof("input") == "infill":
+        return "infill", request.infill.ByteSize()
     if isinstance(request, GenerateRequest) and request.WhichOneof("input") == "prompt_ids":
         return "prompt_ids.ids", _ID_BYTES * len(request.prompt_ids.ids)
     return "prompt", len(request.prompt.encode())

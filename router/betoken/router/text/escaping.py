@@ -72,6 +72,12 @@ class EscapingTokenizer:
             raise _cannot_escape()
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which every name of a special token is text."""
+        # A mark in front of a name would spell the token, so that no part holds both.
+        parts = [part for part in re.split(f"({_WRITTEN})", text) if part]
+        return [i for part in self._fast.encode_batch_fast(parts, add_special_tokens=False) for i in part.ids]
+
     def _broken(self, value: Any) -> Any:
         """It covers texts within lists and objects too, such as calls of tools."""
         if isinstance(value, dict):

@@ -20,15 +20,19 @@ from betoken.router.text.chat_template import ChatTemplate
 from betoken.router.text.clean_up import CleaningDetokenizer, clean_up
 from betoken.router.text.detokenizer import Detokenizer
 from betoken.router.text.escaping import EscapingTokenizer
+from betoken.router.text.infill import InfillFormat, has_blank_prefix
 from betoken.router.text.pipeline import adapted, cleans_up, refused_options
 from betoken.router.text.special_tokens import add_tokens, named_tokens
-from betoken.router.text.tokenizer_files import CONFIG, TokenizerError, read_files
+from betoken.router.text.tokenizer_files import CONFIG, FIM_TOKENS, TokenizerError, read_files
 from betoken.router.text.tool_format import tool_format
 from betoken.rpc.constraints import ROUTER_CACHE_BYTES, Grammars
 from betoken.rpc.token_bytes import TokenBytes
 from betoken.v1.generation_pb2 import ToolFormat
 
 __all__ = ["Tokenizer", "TokenizerError", "TokenizerFailedError"]
+
+_JOINT = "\u263a"
+"""Character that no token joins with others: a text after it begins without a blank."""
 
 
 class TokenizerFailedError(Exception):
@@ -62,12 +66,12 @@ class Tokenizer:
             add_tokens(self._fast, config)
         except Exception as error:  # whatever its contents are taken for
             raise TokenizerError(f"{name}/{CONFIG} describes tokens that are none: {error}") from error
+        self.infill = InfillFormat.of(self._fast, config.get(FIM_TOKENS) or {})
+        """Format of fill-in-the-middle prompts; None without tokens for them."""
+        self._has_blank_prefix = has_blank_prefix(data)
         self._cleans_up = cleans_up(data, config)
         names = named_tokens(config)
-        settings: list[Any] = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, names]
-        settings += [tool_template] * (tool_template is not None) + [self._cleans_up] * self._cleans_up
-        made_of = json.dumps(settings, sort_keys=True)
-        self.fingerprint = hashlib.sha256(made_of.encode()).hexdigest()
+        self.fingerprint = self._fingerprint(chat_template, tool_template, names)
         """SHA-256 hex of all that makes ids of text and messages, and text of ids; unlike `hash` not the workers'."""
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -122,6 +126,21 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_plain(self, text: str, *, is_joined: bool = False) -> list[int]:
+        """Token ids of `text` in which names of special tokens are text; `is_joined`: without the blank that the
+        tokenizer may put before every text.
+
+        Raises:
+            TokenizerFailedError: the tokenizer cannot do it.
+            InvalidArgumentError: the tokenizer treats a special token's name as the token at any position.
+        """
+        escaping = self.escaping
+        before = _JOINT if is_joined and self._has_blank_prefix else ""
+        try:
+            return escaping.encode_plain(before + text)[len(escaping.encode_plain(before)) :]
+        except BaseException as error:
+            raise _failed("tokenizes", error) from error
+
     def render(self, chat: Chat) -> str:
         """Text of a chat, rendered by the model's template up to the start of the assistant's turn.
 
@@ -132,6 +151,12 @@ class Tokenizer:
         if template is None:
             raise ChatTemplate.missing()
         return template.render(chat)
+
+    def _fingerprint(self, chat_template: str | None, tool_template: str | None, names: Mapping[str, str]) -> str:
+        settings: list[Any] = [self._fast.to_str(), self._fast.encode_special_tokens, chat_template, names]
+        settings += [] if self.infill is None else [self.infill.layout]
+        settings += [tool_template] * (tool_template is not None) + [self._cleans_up] * self._cleans_up
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def tool_format(self) -> ToolFormat:

@@ -20,6 +20,8 @@ from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header
 from betoken.common.model_path import path_fault
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FIM_TOKENS = "fim_tokens"
+"""Entry of the configuration with the fill-in-the-middle tokens that a GGUF file names."""
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
@@ -49,7 +51,7 @@ def read_files(source: str, revision: str | None) -> TokenizerFiles:
     directory = _find(source, revision)
     if (gguf := _gguf_tokenizer(directory)) is not None:
         templates = {} if gguf.chat_template is None else {"default": gguf.chat_template}
-        return TokenizerFiles(gguf.text, gguf.config, templates)
+        return TokenizerFiles(gguf.text, {**gguf.config, FIM_TOKENS: gguf.fim_tokens}, templates)
     text = _read(directory, TOKENIZER, source)
     if text is None:
         raise TokenizerError(f"{_named(source, revision)} has no {TOKENIZER}")

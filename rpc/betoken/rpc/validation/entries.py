@@ -25,6 +25,8 @@ MAX_PLAIN_STEPS = 1024
 MAX_DISTRIBUTION_IDS = 64
 MAX_TRACEPARENT_BYTES = 256
 MAX_EOS_TOKEN_IDS = 64
+MAX_ADDED_EOS_TOKEN_IDS = 16
+"""EOS ids that a router adds to the model's: the tokenizer's, and the fill-in-the-middle tokens of a gap."""
 _SUM_TOLERANCE = 1e-3  # float32 probabilities, each rounded
 
 _MODES = frozenset(VerificationMode.values())
@@ -87,7 +89,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
         raise InvalidArgumentError("open.sampling.seed", "absent", "must be set unless temperature is 0")
     check_enum("open.mode", entry.mode, _MODES)
     check_typical("open", entry, is_typical=entry.mode == VERIFICATION_MODE_TYPICAL)
-    check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS + 1)  # the tokenizer's too
+    check_count("open.eos_token_ids", len(entry.eos_token_ids), 0, MAX_EOS_TOKEN_IDS + MAX_ADDED_EOS_TOKEN_IDS)
     check_ids("open.eos_token_ids", entry.eos_token_ids, vocab_size)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)
     check_drafter("open.drafter", entry.drafter)

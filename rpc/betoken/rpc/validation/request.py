@@ -12,6 +12,7 @@ from betoken.v1.generation_pb2 import (
     ChatMessages,
     DetokenizeRequest,
     GenerateRequest,
+    Infill,
     Speculation,
     TokenizeRequest,
 )
@@ -30,12 +31,14 @@ MAX_DRAFTER_SETTING_BYTES = 256
 MAX_CHAT_ROLE_BYTES = 64
 MAX_CHAT_MESSAGES = 16384
 MAX_TOOLS = 1024
+MAX_INFILL_FILES = 1024
+MAX_FILE_NAME_BYTES = 4096
 MAX_MODEL_ID_BYTES = 512
 MAX_POSTERIOR_ALPHA = 10.0
 MAX_DETOKENIZED_IDS = 1 << 20
 MAX_SYSTEM_FINGERPRINT_BYTES = 128
 
-_PROMPT = "must be set: one of prompt, prompt_ids, messages"
+_PROMPT = "must be set: one of prompt, prompt_ids, messages, infill"
 
 
 def validate_generate(request: GenerateRequest) -> None:
@@ -54,6 +57,8 @@ def validate_generate(request: GenerateRequest) -> None:
             check_count("prompt_ids.ids", len(request.prompt_ids.ids), 1, 2**32)
         case "messages":
             _check_messages(request.messages)
+        case "infill":
+            _check_infill(request.infill)
         case _:
             raise InvalidArgumentError("input", "absent", _PROMPT)
     _check_added_tokens(request)
@@ -172,6 +177,12 @@ def _check_prediction(request: GenerateRequest) -> None:
 def _check_added_tokens(request: GenerateRequest | TokenizeRequest) -> None:
     if request.HasField("add_special_tokens") and request.WhichOneof("input") != "prompt":
         raise InvalidArgumentError("add_special_tokens", request.add_special_tokens, "must be absent without prompt")
+
+
+def _check_infill(infill: Infill) -> None:
+    check_count("infill.files", len(infill.files), 0, MAX_INFILL_FILES)
+    for index, file in enumerate(infill.files):
+        check_text(f"infill.files[{index}].name", file.name, MAX_FILE_NAME_BYTES)
 
 
 def _check_messages(messages: ChatMessages) -> None:
