@@ -223,10 +223,18 @@ def test_prompt_ids_take_the_place_of_text(answering) -> None:
     assert list(answering.requests[0].prompt_ids.ids) == [1, 2, 3]
 
 
+def test_a_suffix_makes_the_prompt_of_generate_an_infill(answering) -> None:
+    answering.has_chat_template = True
+    assert run("generate", "a", "--suffix", "b", "--address", answering.address).exit_code == 0
+    infill = answering.requests[0].infill
+    assert (infill.prefix, infill.suffix) == ("a", "b")
+
+
 @pytest.mark.parametrize(
     "options",
     [
         "--json-object --regex a",
+        "--suffix b --system hi a",
         "--json-schema /no/such/file",
         "--logit-bias 4",
         "--logit-bias a=b",
@@ -289,6 +297,7 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
         ("add_special_tokens", "--no-special-tokens"),
         ("messages[1].content", "PROMPT"),
         ("prompt_ids.ids[3]", "--prompt-ids"),
+        ("infill", "--suffix"),
         ("sampling.stop_token_ids[1]", "--stop-token-id"),
         ("sampling.logit_bias[0].token_id", "--logit-bias"),
         ("speculation.drafter.name", "--drafter"),

@@ -14,6 +14,7 @@ import pytest
 from betoken.client import InvalidArgumentError, Sampling, Speculation, VerificationMode
 from betoken.client.config import SamplingOptions, SpeculationOptions
 from betoken.client.request import generate_request, tokenize_request
+from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
 
 
@@ -74,6 +75,23 @@ def test_a_constraint_is_one_of_its_kinds() -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             generate_request("hi", {"constraint": bad})
         assert caught.value.field == field
+
+
+def test_a_suffix_makes_a_text_the_prefix_of_an_infill() -> None:
+    request = generate_request("a", {"suffix": "b", "files": [("c.py", "d"), ("c.py", "e")]})
+    files = [pb.InfillFile(name="c.py", text="d"), pb.InfillFile(name="c.py", text="e")]
+    assert request.infill == pb.Infill(prefix="a", suffix="b", files=files)
+    assert generate_request("a", {"suffix": ""}).WhichOneof("input") == "infill"
+    assert generate_request("a", {"suffix": None}).WhichOneof("input") == "prompt"
+    bad: list[tuple[Any, dict[str, Any], str]] = [
+        ([1], {"suffix": "b"}, "infill.suffix = set: needs a prompt of text"),
+        ("a", {"suffix": 5}, "infill.suffix = 5: must be valid Unicode text"),
+        ("a", {"files": [("a", "b")]}, "infill.files = set: needs a suffix"),
+        ("a", {"suffix": "", "files": [("a", None)]}, r"infill.files\[0\] = .*must be a name and a text"),
+    ]
+    for prompt, options, message in bad:
+        with pytest.raises(InvalidArgumentError, match=message):
+            generate_request(prompt, options)  # type: ignore[arg-type]
 
 
 def test_a_prompt_is_text_ids_or_messages() -> None:

@@ -37,6 +37,7 @@ _OPTIONS = (
     (r"messages\.escape_special_tokens$", "--escape-special-tokens"),
     (r"add_special_tokens$", "--no-special-tokens"),
     (r"prompt_ids\b.*", "--prompt-ids"),
+    (r"infill\b.*", "--suffix"),
     (r"(prompt|message)$", "PROMPT"),
     (r"api_key$", f"--api-key-file, {API_KEY_VARIABLE}"),
     (r"messages\[0\].*", "PROMPT or --system"),

@@ -33,6 +33,7 @@ def generate(form: GenerateForm) -> None:
             speculation=speculation,
             constraint=constraint,
             prediction=form.predicted_text(),
+            suffix=form.suffix,
             n=form.num_answers,
             model=form.model,
             tenant=form.tenant,

@@ -41,6 +41,9 @@ class GenerateForm(Connection):
         bool, typer.Option("--no-special-tokens", help="No BOS before a text, such as a rendered chat; implies --raw.")
     ] = False
     prompt_ids: Annotated[str | None, typer.Option(help="Token ids in place of text: 1,2,3.")] = None
+    suffix: Annotated[str | None, typer.Option(help="Text after the answer, which fills the gap; implies --raw.")] = (
+        None
+    )
     num_answers: Annotated[int, typer.Option(min=1, help="Number of answers, each with its own seed.")] = 1
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     model: Annotated[str, typer.Option(help="Model id the router must be serving.")] = ""
@@ -139,7 +142,7 @@ class GenerateForm(Connection):
     @property
     def is_raw(self) -> bool:
         """Whether a text is sent without the chat template."""
-        return self.raw or self.no_special_tokens
+        return self.raw or self.no_special_tokens or self.suffix is not None
 
     def question(self) -> Prompt:
         """Return the prompt: text, token ids or messages.
@@ -149,6 +152,10 @@ class GenerateForm(Connection):
         """
         if self.raw and (self.chat or self.system is not None or self.begin is not None):
             raise typer.BadParameter("excludes --chat, --system and --begin", param_hint="--raw")
+        others = (self.chat, self.no_special_tokens, self.system is not None, self.begin is not None)
+        if self.suffix is not None and (any(others) or self.prompt_ids is not None):
+            excluded = "--chat, --system, --begin, --no-special-tokens and --prompt-ids"
+            raise typer.BadParameter(f"excludes {excluded}", param_hint="--suffix")
         return question_of(self.prompt, self.prompt_ids, self.chat, self.system, self.begin)
 
     def sampling(self) -> Sampling:

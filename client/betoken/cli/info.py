@@ -77,6 +77,7 @@ def _model_table(model: ModelInfo) -> Table:
     if memory := _memory(model):
         grid.add_row("memory", memory)
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
+    grid.add_row("fill-in-the-middle", "yes" if model.supports_infill else "no")
     grid.add_row("drafters", _drafters(model))
     if model.default_drafter:
         number = model.default_num_draft_tokens or "adaptive"

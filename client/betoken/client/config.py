@@ -181,6 +181,10 @@ class Constraint(TypedDict, total=False):
 class GenerateOptions(SamplingOptions, SpeculationOptions, PromptOptions, total=False):
     """Every keyword argument of `generate`; a single field wins over the same field of `sampling` or `speculation`."""
 
+    suffix: str | None
+    """Text after the answer, which fills the gap between the prompt, a text, and it (`ModelInfo.supports_infill`)."""
+    files: Sequence[tuple[str, str]]
+    """Names and texts of further files for an answer with a suffix, the most relevant last."""
     sampling: Sampling | None
     """All of `Sampling` at once."""
     speculation: Speculation | None

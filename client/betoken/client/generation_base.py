@@ -76,6 +76,11 @@ class GenerationBase:
         part = self._session.parts[answer]
         return part.completion() if part.is_finished else None
 
+    def so_far(self) -> Completion | None:
+        """Return the received part of the answer with the reason `LENGTH`, without the router's counts and times; None
+        before the first message."""
+        return self._session.so_far()
+
     def cancel(self) -> None:
         """Ends the call; an iteration in progress, in another thread or task, raises `RequestCancelledError`."""
         self._cancelled.set()

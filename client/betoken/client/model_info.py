@@ -159,6 +159,8 @@ class ModelInfo:
     """State of the speculation policy of each kind of requests served so far."""
     requires_api_key: bool = False
     """Whether the router has API keys: all calls except `model_info` need one."""
+    supports_infill: bool = False
+    """Whether requests may have a `suffix`: the tokenizer has fill-in-the-middle tokens."""
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
@@ -181,6 +183,7 @@ class ModelInfo:
             tool_format=ToolFormat(message.tool_format.name, dict(message.tool_format.mark_ids)),
             speculation_policies=tuple(map(SpeculationPolicy.from_proto, message.speculation_policies)),
             requires_api_key=message.requires_api_key,
+            supports_infill=message.supports_infill,
         )
 
 

@@ -62,13 +62,14 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
         TypeError: an unknown option.
     """
     known = {*_names(Sampling), *_names(Speculation), *_OTHER_FIELDS, "sampling", "speculation", *_NOT_FIELDS}
-    known |= {"constraint", "prediction"}
+    known |= {"constraint", "prediction", "suffix", "files"}
     known |= PromptOptions.__annotations__.keys()
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"generate() got an unexpected keyword argument {unknown[0]!r}")
     request = pb.GenerateRequest()
     _set_input(request, prompt)
+    _set_infill(request, options.get("suffix"), options.get("files"))
     _set_chat_options(request, options)
     _fill(request, {name: options.get(name) for name in _OTHER_FIELDS}, "")
     _set_constraint(request, options.get("constraint"))
@@ -124,6 +125,26 @@ def _set_input(request: pb.GenerateRequest | pb.TokenizeRequest, prompt: Prompt)
             request.prompt_ids.ids.extend(cast(Sequence[int], prompt))
     else:
         raise InvalidArgumentError("prompt", prompt, "must be text or a list of chat messages")
+
+
+def _set_infill(request: pb.GenerateRequest, suffix: str | None, files: Sequence[tuple[str, str]] | None) -> None:
+    """Turn a text into the part before a gap."""
+    if suffix is None:
+        if files:
+            raise InvalidArgumentError("infill.files", "set", "needs a suffix")
+        return
+    if request.WhichOneof("input") != "prompt":
+        raise InvalidArgumentError("infill.suffix", "set", "needs a prompt of text")
+    infill = pb.Infill(prefix=request.prompt)
+    with _refusing("infill.suffix", suffix, "must be valid Unicode text"):
+        infill.suffix = suffix
+    for index, file in enumerate(files or ()):
+        with _refusing(f"infill.files[{index}]", file, "must be a name and a text"):
+            name, text = file
+            if name is None or text is None:  # which protobuf takes for the empty text
+                raise TypeError
+            infill.files.add(name=name, text=text)
+    request.infill.CopyFrom(infill)
 
 
 def _add_message(request: pb.GenerateRequest | pb.TokenizeRequest, index: int, message: ChatMessage) -> None:

@@ -166,6 +166,15 @@ class Session:
         """The answers, each for itself."""
         return [self]
 
+    def so_far(self) -> Completion | None:
+        """The received part of the answer as a completion; None before the first message."""
+        if self.start is None:
+            return None
+        num_output = len(self._request.resume_ids) + sum(len(piece.tokens) for piece in self._pieces)
+        usage = pb.Usage(prompt_tokens=len(self.start.prompt_ids), output_tokens=num_output)
+        finish = pb.GenerateFinish(reason=pb.FINISH_REASON_LENGTH, usage=usage)
+        return Completion.from_proto(self.start, self._pieces, finish, self._num_resumes, self.prompt_logprobs)
+
     def completion(self) -> Completion:
         """The whole answer, once finished."""
         assert self.start is not None and self._finish is not None
