@@ -18,6 +18,7 @@ from betoken.gateway.app import create_app
 from betoken.gateway.body import Body, Extension, GenerationBody, Prediction, PredictionPart, StreamOptions
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.completions import CompletionBody
+from betoken.gateway.infill import ExtraFile, InfillBody
 from betoken.gateway.messages import CalledFunction, Message, TextPart, ToolCall
 from betoken.gateway.responses import (
     FlatTool,
@@ -102,6 +103,12 @@ def test_every_field_of_openais_requests_has_a_row(letter: str) -> None:
 def test_every_field_of_openais_objects_within_requests_is_known(ours: type[Body], theirs: Any) -> None:
     fields = get_type_hints(theirs).keys()
     assert fields and fields <= {*ours.model_fields, *ours.refused}
+
+
+def test_the_tables_name_every_field_of_infill() -> None:
+    section = PAGE.partition("## Completion for editors\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert {*InfillBody.model_fields, *InfillBody.refused, *ExtraFile.model_fields} <= named
 
 
 def test_the_extension_is_reported() -> None:

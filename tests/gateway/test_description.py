@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from betoken.gateway.app import create_app
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.completions import CompletionBody
+from betoken.gateway.infill import InfillBody
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.settings import GatewaySettings
 from tests.gateway.conftest import Gate, MakeGate
@@ -21,8 +22,9 @@ BODIES = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponsesBody,
+    "/infill": InfillBody,
 }
-MANY_FIELDS = ("/v1/chat/completions", "/v1/responses")
+MANY_FIELDS = ("/v1/chat/completions", "/v1/responses", "/infill")
 """Paths whose fields are too many for the default run."""
 
 
@@ -77,6 +79,7 @@ def test_every_field_is_described_as_it_is_read(path: str) -> None:
     validator = Draft202012Validator(schema | {"components": description["components"]})
     least = {"prompt": "a"} if body is CompletionBody else {"input": "a"}
     least = {"messages": [{"role": "user", "content": "a"}]} if body is ChatBody else least
+    least = {"input_prefix": "a", "input_suffix": "b"} if body is InfillBody else least
     for name in fields.keys() - least.keys():
         assert validator.is_valid(least | {name: None}) and body.model_validate(least | {name: None}), name
     for name in least:

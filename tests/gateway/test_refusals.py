@@ -14,7 +14,8 @@ CHAT = [{"role": "user", "content": "hi"}]
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
+    (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),  # its model has no tokens for a gap
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),
@@ -82,7 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"messages": CHAT, "reasoning_effort": "high"}, "reasoning_effort"),
 ]
 NEUTRAL: list[tuple[str, dict[str, Any]]] = [
-    (COMPLETIONS, {"prompt": "a", "suffix": None, "best_of": 1, "n": 1, "logit_bias": {}, "stop": None, "user": "u"}),
+    (COMPLETIONS, {"prompt": "a", "suffix": "", "best_of": 1, "n": 1, "logit_bias": {}, "stop": None, "user": "u"}),
     (CHATS, {"messages": CHAT, "store": False, "metadata": {}, "service_tier": "auto", "modalities": ["text"]}),
     (CHATS, {"messages": CHAT, "response_format": {"type": "text"}, "functions": [], "max_tokens": 3}),
     (CHATS, {"messages": CHAT, "max_tokens": 3, "max_completion_tokens": 3, "prediction": None, "stream": None}),

@@ -25,6 +25,8 @@ _NAMES = {
     "sampling.logprobs": "logprobs",
     "sampling.prompt_logprobs": "logprobs",
     "prediction.text": "prediction.content",
+    "infill.prefix": "prompt",
+    "infill": "suffix",
 }
 
 
@@ -33,9 +35,9 @@ class CompletionBody(GenerationBody):
 
     refused: ClassVar[Refusals] = {
         "prompt_logprobs": ("is not supported: echo with logprobs reports them", ()),
-        "suffix": ("is not supported: nothing is known of what follows the answer", ("",)),
     }
     prompt: Prompts = Field(description="Text or token ids, or a list of either: a choice for each.")
+    suffix: str = Field("", description="Text after the answer, which fills the gap between the prompt and it.")
     max_tokens: int = Field(_DEFAULT_MAX_TOKENS, description="Most tokens of an answer; may be 0 with echo.")
     logprobs: int | None = Field(None, description="Most likely tokens reported with each token, 0 to 20.")
     echo: bool = Field(False, description="Whether the answer begins with the prompt.")
@@ -50,7 +52,17 @@ class CompletionBody(GenerationBody):
             raise refuse("best_of", "must be n: no answer is thrown away")
         if not self.prompts():
             raise refuse("prompt", "must not be empty")
+        if self.suffix:
+            self._check_infill()
         return self
+
+    def _check_infill(self) -> None:
+        if not all(isinstance(prompt, str) for prompt in self.prompts()):
+            raise refuse("suffix", "needs prompts of text")
+        if self.echo:
+            raise refuse("echo", "must be false with suffix")
+        if self.betoken.add_special_tokens is not None:
+            raise refuse("betoken.add_special_tokens", "must be absent with suffix")
 
     def prompts(self) -> Sequence[Prompt]:
         """One or several."""
@@ -78,6 +90,7 @@ class CompletionBody(GenerationBody):
                 num_answers=self.n,
                 add_special_tokens=self.betoken.add_special_tokens,
                 prediction=None if self.prediction is None else self.prediction.text,
+                suffix=self.suffix or None,
             )
             for prompt in self.prompts()
         ]

@@ -107,6 +107,7 @@ def _described(info: ModelInfo, name: str) -> dict[str, Any]:
             "system_fingerprint": info.system_fingerprint,
             "vocab_size": info.vocab_size,
             "has_chat_template": info.has_chat_template,
+            "supports_infill": info.supports_infill,
             "drafters": info.drafters,
             "default_drafter": info.default_drafter,
             "verification_modes": [str(mode) for mode in info.verification_modes],

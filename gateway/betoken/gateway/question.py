@@ -29,6 +29,8 @@ class Question:
     continue_final_message: bool = False
     constraint: Mapping[str, Any] | None = None
     prediction: str | None = None
+    suffix: str | None = None
+    files: Sequence[tuple[str, str]] = ()
     num_answers: int = 1
     add_special_tokens: bool | None = None
     escape_special_tokens: bool = False
@@ -55,6 +57,8 @@ class Question:
             continue_final_message=self.continue_final_message,
             constraint=cast(Constraint | None, self.constraint),
             prediction=self.prediction,
+            suffix=self.suffix,
+            files=self.files,
             n=self.num_answers,
             escape_special_tokens=self.escape_special_tokens,
             **options,
