@@ -21,7 +21,9 @@ def test_a_path_that_does_not_exist_is_not_taken_for_a_hub_id(model: str) -> Non
         Tokenizer.load(model)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "owner/name", "owner/name-v1.5"])
+@pytest.mark.parametrize(
+    "model", ["gpt2", "owner/name", "owner/name-v1.5", "owner/name:Q4_K_M", "owner/name:a/b-Q8_0.gguf"]
+)
 def test_a_name_that_may_be_a_hub_id_has_no_fault(model: str) -> None:
     assert path_fault(model) == ""
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from betoken.engine.weights.fingerprint import hash_weights
 from tests.e2e.hub import Hub, Repository, commit_of, serve_hub
+from tests.engine.gguf_files import write_gguf
 from tests.engine.tiny import save_tiny
 from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
 
@@ -45,6 +46,14 @@ def save_repository(directory: Path, seed: int, max_shard_size: str) -> Path:
     return directory
 
 
+def save_files(directory: Path) -> Path:
+    """GGUF files of one model in two quantisations."""
+    directory.mkdir()
+    for type_name in ("Q4_1", "Q6_K"):
+        write_gguf(directory / f"tiny-{type_name}.gguf", type_name)
+    return directory
+
+
 def save_without(directory: Path, *patterns: str, of: Path) -> Path:
     """A copy of a repository that lacks some of its files."""
     left_out = {path for pattern in patterns for path in of.glob(pattern)}
@@ -65,6 +74,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         hub.repositories |= {
             "org/model": Repository({"main": main, "v1": sharded}),
             "org/chat": Repository({"main": main, "v1": sharded}),
+            "org/files": Repository({"main": save_files(folder / "files")}),
             "org/gated": Repository({"main": main}, is_gated=True),
             "org/pickled": Repository({"main": pickled}),
             "org/no-tokenizer": Repository({"main": save_without(folder / "bare", "tok*", of=main)}),
@@ -92,6 +102,7 @@ def load(hub: Hub, home: Path, cases: Sequence[Case], **environment: str) -> dic
 
 
 TARGETS: list[Case] = [("target", "org/model", "v1"), ("target", "org/model", None)]
+FILES: list[Case] = [("target", "org/files:q6_k", None), ("tokenizer", "org/files:tiny-Q6_K.gguf", "main")]
 DRAFT: Case = ("draft", "org/model", "v1")
 CHATS: list[Case] = [("tokenizer", "org/chat", None), ("tokenizer", "org/chat", "v1")]
 REFUSED: dict[Case, str] = {
@@ -106,6 +117,9 @@ REFUSED: dict[Case, str] = {
         ("org/broken", "main", "closed connection without sending complete message body"),
     ]
 } | {
+    ("target", "org/files:Q8_0", None): "no such GGUF file; it has tiny-Q4_1.gguf, tiny-Q6_K.gguf",
+    ("tokenizer", "org/files:Q8_0", None): "no such GGUF file; it has tiny-Q4_1.gguf, tiny-Q6_K.gguf",
+    ("target", "org/missing:Q8_0", None): "RepositoryNotFoundError: ",
     ("target", "org/pickled", None): "holds neither model.safetensors nor model.safetensors.index.json",
     ("tokenizer", "org/no-tokenizer", None): "has no tokenizer.json",
 }
@@ -119,7 +133,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(hub: Hub, home: Path) -> dict[Case, dict[str, Any]]:
     """Results of the cases, of one process after another."""
-    return load(hub, home, [*TARGETS, DRAFT, *CHATS, *REFUSED])
+    return load(hub, home, [*TARGETS, *FILES, DRAFT, *CHATS, *REFUSED])
 
 
 def test_a_revision_is_loaded_from_the_files_that_are_needed(hub: Hub, loaded: dict[Case, dict[str, Any]]) -> None:
@@ -132,6 +146,12 @@ def test_a_revision_is_loaded_from_the_files_that_are_needed(hub: Hub, loaded: d
     new_in_main = ["chat_template.jinja", "model.safetensors"]
     commits = [commit_of(directory) for directory in directories]
     assert hub.fetched("org/model") == dict(zip(commits, [all_of_v1, new_in_main], strict=True))
+
+
+def test_a_gguf_file_of_the_hub_is_fetched_alone(hub: Hub, loaded: dict[Case, dict[str, Any]]) -> None:
+    target, tokenizer = (loaded[case] for case in FILES)
+    assert target["model_id"] == "tiny-Q6_K" and target["tokenizer_hash"] == tokenizer["hash"]
+    assert [*hub.fetched("org/files").values()] == [["tiny-Q6_K.gguf"]]
 
 
 def test_a_draft_worker_takes_the_same_for_its_model(loaded: dict[Case, dict[str, Any]]) -> None:
@@ -158,10 +178,10 @@ def test_what_cannot_be_loaded_is_refused_by_name(case: Case, loaded: dict[Case,
 
 def test_what_was_fetched_is_loaded_without_the_hub(hub: Hub, home: Path, loaded: dict[Case, dict[str, Any]]) -> None:
     before = len(hub.requests)
-    again = load(hub, home, [TARGETS[0], *CHATS, ("tokenizer", "org/other", "v1")], HF_HUB_OFFLINE="1")
+    again = load(hub, home, [TARGETS[0], *FILES, *CHATS, ("tokenizer", "org/other", "v1")], HF_HUB_OFFLINE="1")
     refusal = again.pop(("tokenizer", "org/other", "v1"))["refusal"]
     assert "org/other at revision 'v1' cannot be fetched" in refusal and "HF_HUB_OFFLINE" in refusal
-    assert again[TARGETS[0]].pop("downloaded") == 0.0
+    assert again[TARGETS[0]].pop("downloaded") == again[FILES[0]].pop("downloaded") == 0.0
     assert all(answer.items() <= loaded[case].items() for case, answer in again.items())
     assert len(hub.requests) == before
 

@@ -38,14 +38,14 @@ class ChatForm(c.Connection):
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model to serve for this chat: GGUF file, directory or hub id; default: the router at --address"
-            " answers.",
+            help="Model to serve for this chat: GGUF file, directory, hub id, or OWNER/NAME:Q4_K_M, a GGUF file of the"
+            " hub; default: the router at --address answers.",
             rich_help_panel=_MODEL,
         ),
     ] = None
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model for --model: GGUF file, directory or hub id.", rich_help_panel=_MODEL),
+        typer.Option(help="Draft model for --model, named likewise.", rich_help_panel=_MODEL),
     ] = None
     compile: Annotated[str, typer.Option(envvar="BETOKEN_COMPILE", help="auto, on or off.", rich_help_panel=_MODEL)] = (
         "auto"

@@ -33,11 +33,15 @@ class UpForm:
     """The values of the options."""
 
     target: Annotated[
-        str | None, typer.Option(help="Target model: GGUF file, directory or hub id; default: models/target.")
+        str | None,
+        typer.Option(
+            help="Target model: GGUF file, directory, hub id, or OWNER/NAME:Q4_K_M, a GGUF file of the hub; default:"
+            " models/target."
+        ),
     ] = None
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model: directory or hub id; default: models/draft if no target is named, else none."),
+        typer.Option(help="Draft model, named likewise; default: models/draft if no target is named, else none."),
     ] = None
     drafters: Annotated[
         str | None,

@@ -1,10 +1,12 @@
-"""Names of models: a directory or GGUF file of this machine, or an id of the hub. It reads no contents."""
+"""Names of models: a directory or GGUF file of this machine, or an id or GGUF file of the hub. It reads no contents."""
 
 import os
+import re
 from pathlib import Path
 
 _SUFFIX = ".gguf"
-_REMEDY = "name a directory, a GGUF file, or a hub id such as OWNER/NAME"
+_REMEDY = "name a directory, a GGUF file, or a hub id such as OWNER/NAME or OWNER/NAME:Q4_K_M"
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
 
 
 def path_fault(model: str) -> str:
@@ -19,7 +21,16 @@ def path_fault(model: str) -> str:
         return f"cannot be read: {error.strerror}"
     if exists:
         return f"is neither a directory nor a GGUF file (*{_SUFFIX}): {_REMEDY}"
-    return f"no such file or directory: {_REMEDY}" if _is_path(model) else ""
+    return f"no such file or directory: {_REMEDY}" if split_hub_file(model) is None and _is_path(model) else ""
+
+
+def split_hub_file(model: str) -> tuple[str, str] | None:
+    """Return repository and file of `OWNER/NAME:FILE`, where FILE is a GGUF file or its quantisation; None for other
+    names, and for what exists on this machine."""
+    match = _HUB_FILE.fullmatch(model)
+    if match is None or model.startswith((".", "~")) or os.path.exists(model):
+        return None
+    return match[1], match[2]
 
 
 def _is_path(model: str) -> bool:

@@ -28,7 +28,11 @@ class DraftWorkerSettings(WorkerSettings):
         description=f"Drafters hosted, the default first: {_HOSTED}, or package.module:Class;"
         f" auto = {_USUAL}, except drafters whose model is not given.",
     )
-    model: str = Field("", description="Draft model: a GGUF file, a directory in Hugging Face format, or a hub id.")
+    model: str = Field(
+        "",
+        description="Draft model: a GGUF file, a directory in Hugging Face format, a hub id, or OWNER/NAME:Q4_K_M, a"
+        " GGUF file of the hub.",
+    )
     max_context: int | None = Field(
         None,
         ge=2,

@@ -25,7 +25,7 @@ class EngineConfig:
     """
 
     model: str
-    """A GGUF file, a local directory in Hugging Face format, or a hub id."""
+    """A GGUF file, a local directory in Hugging Face format, a hub id, or `OWNER/NAME:FILE`, a GGUF file of the hub."""
     revision: str | None = None
     """Revision of a hub id; None is its main branch. A directory has none."""
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = "bfloat16"

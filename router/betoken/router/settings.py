@@ -53,7 +53,8 @@ class RouterSettings(ServiceSettings):
     )
     tokenizer: str = Field(
         min_length=1,
-        description="The target's GGUF file, or a directory or hub id with its tokenizer.json and chat template.",
+        description="The target's GGUF file, of this machine or of the hub (OWNER/NAME:Q4_K_M), or a directory or"
+        " hub id with its tokenizer.json and chat template.",
     )
     tokenizer_revision: str | None = Field(None, min_length=1, description="Hub revision of the tokenizer.")
     model: str = Field("", description="Model id the verify workers must announce; empty = whatever they serve.")

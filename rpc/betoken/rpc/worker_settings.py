@@ -33,7 +33,10 @@ USUAL_PREFILL_ROWS = 64
 class WorkerSettings(ServiceSettings):
     """Options of a process that runs a model."""
 
-    model: str = Field(description="Model: a GGUF file, a directory in Hugging Face format, or a hub id.")
+    model: str = Field(
+        description="Model: a GGUF file, a directory in Hugging Face format, a hub id, or OWNER/NAME:Q4_K_M, a GGUF"
+        " file of the hub.",
+    )
     revision: str | None = Field(None, min_length=1, description="Hub revision of the model.")
     dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
         "bfloat16", description="Type of weights, activations and KV; auto = the checkpoint's own."

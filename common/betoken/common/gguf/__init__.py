@@ -2,6 +2,7 @@
 
 from betoken.common.gguf.end_tokens import end_tokens
 from betoken.common.gguf.header import GgufError, GgufHeader, GgufTensor, find_gguf, read_header
+from betoken.common.gguf.hub_file import fetch_hub_file
 from betoken.common.gguf.sampling import default_sampling
 from betoken.common.gguf.tokenizer import GgufTokenizer, read_tokenizer
 
@@ -12,6 +13,7 @@ __all__ = [
     "GgufTokenizer",
     "default_sampling",
     "end_tokens",
+    "fetch_hub_file",
     "find_gguf",
     "read_header",
     "read_tokenizer",

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
+from betoken.common.gguf import GgufError, fetch_hub_file
 from betoken.common.model_path import path_fault
 from betoken.engine.errors import ModelRefusedError
 
@@ -41,6 +42,22 @@ def resolve_directory(
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         which = "" if revision is None else f" at revision {revision!r}"
         what = f"{model!r} is not a directory and cannot be fetched from the hub{which}"
+        raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def resolve_hub_file(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Path:
+    """The GGUF file that `OWNER/NAME:FILE` names.
+
+    Raises:
+        ModelRefusedError: the repository has no such file, or cannot be fetched.
+    """
+    try:
+        return fetch_hub_file(model, revision, tqdm_class=_bar_telling(progress))
+    except GgufError as error:
+        raise ModelRefusedError(str(error)) from error
+    except Exception as error:  # the hub client raises many types: network, authentication, validation
+        which = "" if revision is None else f" at revision {revision!r}"
+        what = f"{model!r} cannot be fetched from the hub{which}"
         raise ModelRefusedError(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -13,10 +13,11 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
+from betoken.common.model_path import split_hub_file
 from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights import gguf
-from betoken.engine.weights.checkpoint import Progress, resolve_directory
+from betoken.engine.weights.checkpoint import Progress, resolve_directory, resolve_hub_file
 from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights, read_headers
 from betoken.engine.weights.language_model import language_config, language_tensors, model_class_of
 from betoken.engine.weights.plausible import check_files
@@ -152,7 +153,7 @@ def _dtype_of(state: Mapping[str, StoredTensor]) -> torch.dtype:
 
 
 def open_source(model: str, revision: str | None, progress: Progress = lambda stage, fraction: None) -> Source:
-    """The checkpoint that `--model` means: a GGUF file, a directory, or a snapshot of the hub's.
+    """The checkpoint that `--model` means: a GGUF file, a directory, or a snapshot or GGUF file of the hub's.
 
     Raises:
         ModelRefusedError: it cannot be found or is none.
@@ -161,7 +162,9 @@ def open_source(model: str, revision: str | None, progress: Progress = lambda st
     is_file = model.endswith(".gguf") and os.path.isfile(path)
     if is_file and revision is not None:
         raise ModelRefusedError(f"revision {revision!r} is one of the hub, and {model} is a file")
-    if not is_file:
+    if split_hub_file(model) is not None:
+        path = resolve_hub_file(model, revision, progress)
+    elif not is_file:
         path = resolve_directory(model, revision, progress)
     try:
         if (file := find_gguf(path)) is not None:

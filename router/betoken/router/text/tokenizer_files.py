@@ -16,8 +16,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.common.gguf import GgufError, GgufTokenizer, find_gguf, read_header, read_tokenizer
-from betoken.common.model_path import path_fault
+from betoken.common.gguf import GgufError, GgufTokenizer, fetch_hub_file, find_gguf, read_header, read_tokenizer
+from betoken.common.model_path import path_fault, split_hub_file
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FIM_TOKENS = "fim_tokens"
@@ -104,8 +104,12 @@ def _find(source: str, revision: str | None) -> Path:
         return directory
     disable_progress_bars()  # standard error is the log
     try:
+        if split_hub_file(source) is not None:
+            return fetch_hub_file(source, revision)
         wanted = [TOKENIZER, CONFIG, _SPECIAL_TOKENS, _ADDED_TOKENS, _TEMPLATE, f"{_MORE_TEMPLATES}/*.jinja"]
         return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+    except GgufError as error:  # the repository has no such file
+        raise TokenizerError(str(error)) from error
     except Exception as error:  # the hub client raises many types: network, authentication, validation
         reason = f"{type(error).__name__}: {error}"
         raise TokenizerError(f"the tokenizer of {_named(source, revision)} cannot be fetched: {reason}") from error
