@@ -10,9 +10,11 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.registry import SPECS
 from betoken.gateway.settings import GatewaySettings
 from betoken.router.settings import RouterSettings
 from betoken.rpc.settings import ENV_PREFIX, ServiceSettings
+from betoken.rpc.worker_settings import WorkerSettings
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -30,6 +32,21 @@ stops start-up with the option's name. This page is made by `make docs`; a test 
 """
 
 
+def num_options(settings: type[ServiceSettings] | type[GatewaySettings]) -> tuple[int, int]:
+    """Number of a service's own options, and of those of its drafters."""
+    shared = ServiceSettings.model_fields if issubclass(settings, ServiceSettings) else {}
+    own = settings.model_fields.keys() - shared.keys()
+    of_drafters = {
+        option.name for spec in SPECS.values() for option in spec.all_options
+    } - WorkerSettings.model_fields.keys()
+    return len(own - of_drafters), len(own & of_drafters)
+
+
+def _counted(settings: type[ServiceSettings] | type[GatewaySettings]) -> str:
+    num_own, num_of_drafters = num_options(settings)
+    return f"{num_own} own options" + (f", {num_of_drafters} of drafters." if num_of_drafters else ".") + "\n"
+
+
 def render() -> str:
     """The page."""
     shared = ServiceSettings.model_fields
@@ -37,11 +54,16 @@ def render() -> str:
     for title, settings in SERVICES.items():
         parts += [
             f"\n## {title}\n",
+            _counted(settings),
             _table(
                 {n: f for n, f in settings.model_fields.items() if n not in shared or f.default != shared[n].default}
             ),
         ]
-    parts += ["\n## Gateway\n", "Its options are all its own.\n", _table(GatewaySettings.model_fields)]
+    parts += [
+        "\n## Gateway\n",
+        f"It shares no options with the other services. {_counted(GatewaySettings)}",
+        _table(GatewaySettings.model_fields),
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest_asyncio
 from betoken.bench.prompts import OWN_PROMPTS, load_prompts
 from betoken.bench.stack import Stack
 from betoken.cli.local_services import LocalServicesConfig
+from tests.e2e.router_constants import constants, taken
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pair import Pair, find_or_make_pair  # noqa: E402
@@ -27,7 +29,7 @@ def prompts() -> list[str]:
     return [prompt.text for prompt in load_prompts(OWN_PROMPTS)]
 
 
-PATIENCE = ("--draft-timeout-s", "60", "--first-draft-timeout-s", "60", "--max-draft-failures", "1000")
+PATIENCE = ("--draft-timeout-s", "60", "--first-draft-timeout-s", "60")
 """Options of a router that waits for every draft, so that the number of drafts is independent of the machine's load."""
 
 
@@ -39,7 +41,9 @@ async def stack(pair: Pair) -> AsyncIterator[Stack]:
         pair.draft,
         compile="off",
         draft_options=("--worker-id", "e2e-draft"),
-        router_options=("--max-probe-pause-s", "1", *PATIENCE),
+        router_options=(*constants(max_probe_pause_s=1.0, max_draft_failures=1000), *PATIENCE),
     )
-    async with Stack(config) as running:
+    async with AsyncExitStack() as exits:
+        with taken():
+            running = await exits.enter_async_context(Stack(config))
         yield running

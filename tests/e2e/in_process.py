@@ -21,7 +21,6 @@ from betoken.engine.model_thread import ModelThread
 from betoken.router.core import Router
 from betoken.router.scopes import RequestScopes
 from betoken.router.servicer import GenerationServicer
-from betoken.router.settings import RouterSettings
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkServicer
@@ -32,7 +31,7 @@ from betoken.v1.verify_pb2 import VerifyLinkResponse
 from betoken.verify_worker import service as verify_service
 from betoken.verify_worker.handler import VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.settings import VerifyWorkerSettings
-from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json
+from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json, router_settings
 
 VOCAB_SIZE = 272
 # However slow the machine and whatever a drafter does, the router goes on asking it.
@@ -256,7 +255,7 @@ async def running(
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
         options = PATIENCE | (router_options or {})
         router = Router(
-            RouterSettings(verify=(verify, *others), draft=(draft,), tokenizer="test", **options), tokenizer
+            router_settings(verify=(verify, *others), draft=(draft,), tokenizer="test", **options), tokenizer
         )
         links = asyncio.ensure_future(router.run())
         stack.callback(links.cancel)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
@@ -11,6 +12,7 @@ from betoken.bench.stack import Stack
 from betoken.bench.streams import generate, sampling, speculation
 from betoken.cli.local_services import LocalServicesConfig
 from tests.e2e.pair import Pair
+from tests.e2e.router_constants import constants, taken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_TOKENS = 160
@@ -20,8 +22,12 @@ NUM_STREAMS = 4
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(pair: Pair) -> AsyncIterator[Stack]:
     """Router and workers with the default timeouts of drafts."""
-    options = ("--max-probe-pause-s", "1")
-    async with Stack(LocalServicesConfig(pair.target, pair.draft, compile="off", router_options=options)) as running:
+    config = LocalServicesConfig(
+        pair.target, pair.draft, compile="off", router_options=constants(max_probe_pause_s=1.0)
+    )
+    async with AsyncExitStack() as exits:
+        with taken():
+            running = await exits.enter_async_context(Stack(config))
         yield running
 
 

@@ -204,6 +204,14 @@ def reply_of(connection: RawConnection, stream: int) -> Reply:
 MakeCluster = Callable[..., Awaitable[Cluster]]
 
 
+def router_settings(**values: Any) -> RouterSettings:
+    """Settings with these values of options and constants."""
+    constants = {name: values.pop(name) for name in list(values) if name in RouterSettings.__class_vars__}
+    kind = type("RouterSettings", (RouterSettings,), constants)
+    made: RouterSettings = kind(**values)
+    return made
+
+
 @asynccontextmanager
 async def running_cluster(
     tokenizer: Tokenizer,
@@ -241,7 +249,7 @@ async def running_cluster(
         "min_probe_pause_s": 0.05,
         "failover_timeout_s": 5.0,
     } | settings
-    router = cluster.router = Router(RouterSettings(**options), tokenizer, LINK_OPTIONS)
+    router = cluster.router = Router(router_settings(**options), tokenizer, LINK_OPTIONS)
     scopes = RequestScopes(router)
     server = cluster.server = grpc.aio.server(interceptors=[KeysFirst(router.keys, scopes.refuse), TypedDecoding()])
     add_GenerationServiceServicer_to_server(GenerationServicer(router, scopes), server)

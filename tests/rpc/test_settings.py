@@ -166,6 +166,20 @@ def test_a_required_option_that_is_missing_says_what_it_means(capsys: pytest.Cap
     assert told.startswith("betoken verify-worker: --model (BETOKEN_MODEL): must be given. Model: a GGUF file")
 
 
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        (RouterSettings, "--verify a:1 --tokenizer t --max-probes 2"),
+        (VerifyWorkerSettings, "--model m --page-size 8"),
+        (VerifyWorkerSettings, "--model m --eagle3-depth 4"),
+    ],
+)
+def test_a_removed_option_is_not_recognized(settings: Any, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(arguments.split())
+    assert f"unrecognized arguments: {' '.join(arguments.split()[-2:])}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("settings", [VerifyWorkerSettings, RouterSettings, GatewaySettings])
 def test_help_shows_option_placeholders_in_place_of_types(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

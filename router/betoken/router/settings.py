@@ -5,7 +5,7 @@ Knows nothing of how they are used.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,22 @@ _BESIDE_PROMPT_BYTES = 1 << 20
 
 class RouterSettings(ServiceSettings):
     """Command line beats `BETOKEN_*` environment beats these defaults."""
+
+    max_metric_tenants: ClassVar[int] = 100
+    """Distinct tenants in metrics; later ones are counted as _OTHER. A tenant adds a time series to each metric, and
+    without API keys clients name their tenant themselves."""
+    max_draft_failures: ClassVar[int] = 3
+    """Failed drafts in a row after which a draft worker gets no requests. One failure may be a pause of the machine;
+    each costs a wait of --draft-timeout-s."""
+    min_probe_pause_s: ClassVar[float] = 0.5
+    """Pause before a failed draft worker is probed, seconds; short, because most failures are restarts."""
+    max_probe_pause_s: ClassVar[float] = 30.0
+    """Longest pause between probes, seconds; it bounds the time in which a recovered worker is not used."""
+    max_probes: ClassVar[int] = 4
+    """Draft workers probed at once, so that a lost fleet does not receive all probes in one moment."""
+    max_reopens: ClassVar[int] = 16
+    """Sequences re-opened at once after a worker was lost. Each is a prefill on the remaining workers, which delays
+    their own sequences."""
 
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 = any free one (see --ready-file).")
     verify: CommaSeparated = Field(description="Verify workers: HOST:PORT or unix:/PATH each; one or more.")
@@ -108,13 +124,6 @@ class RouterSettings(ServiceSettings):
         10.0, gt=0, le=3600, description="How long a request waits while no verify worker has been met yet, seconds."
     )
 
-    max_metric_tenants: int = Field(
-        100,
-        ge=0,
-        le=10_000,
-        description="Distinct tenants in metrics; later ones are counted together as _OTHER.",
-    )
-
     drafter: str = Field(
         AUTO_DRAFTER,
         description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",
@@ -144,12 +153,6 @@ class RouterSettings(ServiceSettings):
         description="Longest wait for the first draft, which includes the prompt's prefill, in the modes REJECTION and"
         " TYPICAL and of probes, seconds.",
     )
-    max_draft_failures: int = Field(
-        3, ge=1, le=1000, description="Failed drafts in a row after which a draft worker is left alone."
-    )
-    min_probe_pause_s: float = Field(0.5, gt=0, le=60, description="Pause before a failed draft worker is probed.")
-    max_probe_pause_s: float = Field(30.0, gt=0, le=3600, description="Longest pause between probes.")
-    max_probes: int = Field(4, ge=1, le=256, description="Draft workers probed at once.")
 
     verify_timeout_s: float = Field(
         60.0,
@@ -163,7 +166,6 @@ class RouterSettings(ServiceSettings):
         le=3600,
         description="How long a sequence whose verify worker was lost waits while none can be re-opened, seconds.",
     )
-    max_reopens: int = Field(16, ge=1, le=1024, description="Sequences re-opened at once after a worker was lost.")
 
     @property
     def max_request_bytes(self) -> int:

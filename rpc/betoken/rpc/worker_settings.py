@@ -4,7 +4,7 @@ Knows the options' names and bounds, not the engine that honours them.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -33,6 +33,12 @@ USUAL_PREFILL_ROWS = 64
 class WorkerSettings(ServiceSettings):
     """Options of a process that runs a model."""
 
+    page_size: ClassVar[int] = 16
+    """Slots of a KV page, tokens. Larger pages waste more slots at the end of a sequence and match shorter prefixes;
+    smaller ones make page tables longer."""
+    max_graph_rows: ClassVar[int] = 256
+    """On a GPU: longest forward that runs as a captured graph, tokens; longer forwards are not bound by launches."""
+
     model: str = Field(
         description="Model: a GGUF file, a directory in Hugging Face format, a hub id, or OWNER/NAME:Q4_K_M, a GGUF"
         " file of the hub.",
@@ -55,7 +61,6 @@ class WorkerSettings(ServiceSettings):
         ge=1 << 20,
         description="Memory for KV pages, bytes; default: 1 GiB or for --max-context, on a GPU --kv-memory-fraction.",
     )
-    page_size: int = Field(16, ge=1, le=1024, description="Slots of a KV page, tokens.")
     prefix_caching: bool = Field(
         True, description="Keep the KV of full pages until their memory is needed, for prompts that begin alike."
     )
@@ -69,9 +74,6 @@ class WorkerSettings(ServiceSettings):
     max_links: int = Field(64, ge=1, le=4096, description="Routers connected at once; more are refused.")
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
     max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
-    max_graph_rows: int = Field(
-        256, ge=0, le=4096, description="On a GPU: longest forward that runs as a captured graph, tokens; 0 = none."
-    )
     batch_invariant: bool = Field(
         True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."
     )

@@ -20,9 +20,7 @@ class MedusaSettings(SequenceSettings):
         option="medusa_tree",
         check=parse_paths,
     )
-    max_branches: int = setting(
-        10, "Children per node of an auto tree of `medusa`; 1 = chains.", 1, 64, option="medusa_branches"
-    )
+    max_branches: int = setting(10, "Children per node of an auto tree of `medusa`; 1 = chains.", 1, 64)
     max_depth: int = setting(0, lowest=0, highest=32)
     """Ids on a path; 0 = the number of heads."""
     adapter: str = setting("")
