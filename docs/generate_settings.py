@@ -33,7 +33,7 @@ stops start-up with the option's name. This page is made by `make docs`; a test 
 
 
 def num_options(settings: type[ServiceSettings] | type[GatewaySettings]) -> tuple[int, int]:
-    """Number of a service's own options, and of those of its drafters."""
+    """Number of a service's own options, and of its drafters' options."""
     shared = ServiceSettings.model_fields if issubclass(settings, ServiceSettings) else {}
     own = settings.model_fields.keys() - shared.keys()
     of_drafters = {

@@ -1,6 +1,6 @@
 """Starts and stops local services for a command, with progress and errors on the terminal.
 
-The processes themselves are those of `local_services`.
+`local_services` manages the processes.
 """
 
 from __future__ import annotations

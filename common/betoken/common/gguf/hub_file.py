@@ -1,6 +1,6 @@
 """GGUF files of the hub, named by repository and quantisation: `OWNER/NAME:Q4_K_M`, or by repository and file.
 
-The files are those of the local hub cache, downloaded if the hub can be reached.
+They are loaded from the local hub cache, and downloaded if the hub can be reached.
 """
 
 from __future__ import annotations
