@@ -1,4 +1,4 @@
-"""No source file over 350 lines and no function over 60, in every root.
+"""No source file over 350 lines, no function over 60, in every root; no test file over 500 lines.
 
 Generated code and jit kernels are apart. The launch of a kernel does not count: its arguments have one line each.
 """
@@ -11,6 +11,7 @@ import pytest
 
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
+MAX_TEST_FILE_LINES = 500
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*/betoken", "examples")
 FILES = [
@@ -57,6 +58,14 @@ def test_files_and_functions_are_short() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_test_files_are_short() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert len(lengths) > 300
+    assert not {path: num for path, num in lengths.items() if num > MAX_TEST_FILE_LINES}
+
+
 @pytest.mark.parametrize(
     ("source", "faults"),
     [
@@ -70,5 +79,5 @@ def test_files_and_functions_are_short() -> None:
         ("def call():\n    function(\n" + "        x,\n" * 70 + "    )\n", ["call: 73 lines"]),
     ],
 )
-def test_what_is_too_long_is_found(source: str, faults: list[str]) -> None:
+def test_long_files_and_functions_are_found(source: str, faults: list[str]) -> None:
     assert faults_of(source) == faults

@@ -1,7 +1,13 @@
-"""The command as a process."""
+"""The command in this process and as a process, and an answer for it."""
 
 import subprocess
 import sys
+
+from typer.testing import CliRunner
+
+from betoken.cli.main import app
+from betoken.v1 import generation_pb2 as pb
+from betoken.v1 import types_pb2
 
 
 def start(arguments: list[str], **options) -> subprocess.Popen[str]:
@@ -12,3 +18,34 @@ def start(arguments: list[str], **options) -> subprocess.Popen[str]:
     code += "from betoken.cli import local_services as l, main\n"
     code += "l.VERIFY_MODULE = l.DRAFT_MODULE = l.ROUTER_MODULE = l.GATEWAY_MODULE = 'fake_service'\nmain.app()"
     return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, **options)
+
+
+ACCEPTED = {"origin": types_pb2.TOKEN_ORIGIN_ACCEPTED, "source": "model"}
+
+
+STATS = pb.SpeculationStats(
+    num_drafts=1,
+    num_draft_tokens=4,
+    num_accepted_tokens=2,
+    num_accepted_per_position=[1, 1, 0, 0],
+    num_drafted_per_position=[1, 1, 1, 1],
+    num_verify_forwards=1,
+    num_emitted_tokens=3,
+    num_rounds=2,
+    num_draft_forwards=5,
+)
+
+
+cli = CliRunner()
+
+
+def run(*arguments: str, **options):
+    return cli.invoke(app, list(arguments), **options)
+
+
+def lines_until(stream, reported: str) -> list[str]:
+    lines = [stream.readline()]
+    while reported not in lines[-1]:
+        lines.append(stream.readline())
+        assert lines[-1], lines
+    return lines

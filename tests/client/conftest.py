@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from betoken.cli import local_services
 from betoken.common.errors import BetokenError, to_status
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import generation_pb2_grpc, types_pb2
+from tests.client.runners import AsyncRunner, SyncRunner
 
 
 class Hang:
@@ -164,3 +166,8 @@ def fake_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("VERIFY_MODULE", "DRAFT_MODULE", "ROUTER_MODULE", "GATEWAY_MODULE"):
         monkeypatch.setattr(local_services, name, "fake_service")
     return tmp_path
+
+
+@pytest.fixture(params=[SyncRunner, AsyncRunner], ids=["sync", "async"])
+def runner(request: pytest.FixtureRequest) -> Any:
+    return request.param()

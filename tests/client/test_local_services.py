@@ -107,7 +107,7 @@ def test_a_service_that_ended_long_ago_is_not_signalled_again(
     monkeypatch.setattr(os, "killpg", lambda group, number: (signalled.append(group), killpg(group, number)))
     os.kill(draft.pid, signal.SIGKILL)
     assert draft.wait(30)
-    with pytest.raises(ServiceFailedError):
+    with pytest.raises(ServiceFailedError, match="^draft "):
         draft.check()
     assert signalled == [draft.pid]  # what it may have started
     services.stop()

@@ -1,6 +1,7 @@
 """Conversion of keyword arguments to requests."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import deque
@@ -72,9 +73,8 @@ def test_a_constraint_is_one_of_its_kinds() -> None:
         ({"choice": "yes"}, "constraint.choice"),
         ({"json_schema": {1j}}, "constraint.json_schema"),
     ):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with pytest.raises(InvalidArgumentError, match=f"^{field} = "):
             generate_request("hi", {"constraint": bad})
-        assert caught.value.field == field
 
 
 def test_a_suffix_makes_a_text_the_prefix_of_an_infill() -> None:
@@ -166,9 +166,8 @@ def test_how_a_prompt_becomes_ids_is_said_where_it_is_minded() -> None:
     ids=lambda value: repr(value)[:40],
 )
 def test_what_a_message_cannot_hold_is_refused_by_name(prompt: Any, options: Any, field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         generate_request(prompt, options)
-    assert caught.value.field == field
 
 
 def test_an_unknown_argument_is_a_type_error() -> None:
@@ -177,7 +176,7 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 
 
 def test_ids_cannot_be_tokenized() -> None:
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match="^prompt = "):
         tokenize_request([1, 2])  # type: ignore[list-item]
 
 
@@ -228,6 +227,5 @@ def test_a_chat_takes_tools_and_what_else_a_template_knows() -> None:
     ],
 )
 def test_what_no_template_can_be_given_is_refused_by_name(prompt, options, field) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         generate_request(prompt, options)
-    assert caught.value.field == field

@@ -77,5 +77,5 @@ def test_before_the_first_message_all_are_asked_for_again() -> None:
     several.next_request()
     several.delay_after(UnavailableError("gone"))
     assert several.next_request()[0].n == N
-    with pytest.raises(InternalError):
+    with pytest.raises(InternalError, match="event of answer"):
         several.feed(start(N, 1))

@@ -1,6 +1,7 @@
 """The clients and the command over TLS."""
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -64,9 +65,8 @@ def test_half_of_a_pair_is_refused_by_name(
     (tmp_path / "empty").touch()
     other = {missing: tmp_path / "empty"} if is_empty else {}
     tls = ClientTls(**{present: files / ("server.pem" if present == "cert_file" else "server.key")}, **other)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=rf"^tls\.{missing} = "):
         tls.credentials()  # without a channel, so that a failure of this test ends no process
-    assert caught.value.field == f"tls.{missing}"
 
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
@@ -75,9 +75,8 @@ def test_another_certificates_key_is_refused_by_name(files: Path, tmp_path: Path
     """gRPC says so in its own log only."""
     command = f"openssl genpkey -algorithm {algorithm} -out {tmp_path / 'other.key'}"
     subprocess.run(command.split(), check=True, capture_output=True)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=r"^tls\.key_file = .*: .*server\.pem"):
         kind(cert_file=files / "server.pem", key_file=tmp_path / "other.key").credentials()
-    assert caught.value.field == "tls.key_file" and "server.pem" in caught.value.limit
 
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
@@ -93,12 +92,8 @@ def test_an_encrypted_key_is_reported(files: Path, tmp_path: Path, kind: Any, fo
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
 def test_swapped_files_are_reported_by_what_they_hold(files: Path, kind: Any) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=r"^tls\.key_file = .*: must hold a private key, and holds a cert"):
         kind(cert_file=files / "server.key", key_file=files / "server.pem").credentials()
-    assert (caught.value.field, caught.value.limit) == (
-        "tls.key_file",
-        "must hold a private key, and holds a certificate",
-    )
     with pytest.raises(InvalidArgumentError, match="cert_file = .*must hold certificates, and holds a private key"):
         kind(cert_file=files / "server.key", key_file=files / "server.key").credentials()
 
@@ -111,9 +106,8 @@ def test_a_key_is_no_authority(files: Path) -> None:
 @pytest.mark.parametrize("content", ["", "not a certificate"])
 def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path: Path, content: str) -> None:
     (tmp_path / "ca.pem").write_text(content)
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=rf"^tls\.ca_file = {re.escape(str(tmp_path / 'ca.pem'))}: "):
         ClientTls(ca_file=tmp_path / "ca.pem").credentials()
-    assert (caught.value.field, caught.value.value) == ("tls.ca_file", str(tmp_path / "ca.pem"))
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -129,7 +123,7 @@ def test_no_name_at_all_is_the_addresses_host() -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_file_that_is_not_there_is_missed_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"absent\.pem"):
         kind("localhost:50051", tls=ClientTls(ca_file=tmp_path / "absent.pem"))
 
 
@@ -143,7 +137,7 @@ async def test_a_client_that_trusts_the_certificate_is_served(files: Path, addre
 
 async def test_others_are_not(files: Path, address: str) -> None:
     for tls in (None, ClientTls(server_name="router"), ClientTls(ca_file=files / "server.pem", server_name="other")):
-        with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError):
+        with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError, match=re.escape(address)):
             client.model_info()
 
 

@@ -287,3 +287,37 @@ def _byte_alphabet(data: bytes) -> list[str]:
     for index, byte in enumerate(byte for byte in range(256) if byte not in table):
         table[byte] = chr(256 + index)
     return [table[byte] for byte in data]
+
+
+PROMPT = [9, 8, 7]
+
+
+OPTIONS: dict[str, Any] = {"prompt_ids": PROMPT, "ignore_eos": True, "num_draft_tokens": 4}
+
+
+async def generate_and(cluster: Cluster, num_new: int, after: int, act: Any, **options: Any) -> Reply:
+    """Generate, and await `act()` when `after` tokens have arrived."""
+    reply = Reply()
+    acted = False
+    usual = {name: value for name, value in OPTIONS.items() if name != "num_draft_tokens" or not options.get("off")}
+    message = request(**(usual | {"max_new_tokens": num_new} | options))
+    async for event in cluster.stub.Generate(message, timeout=60):
+        add_event(reply, event)
+        if len(reply.tokens) >= after and not acted:
+            acted = True
+            await act()
+    assert acted
+    return reply
+
+
+async def generate_while_one_drains(cluster: Cluster, workers: Sequence[Any]) -> tuple[Reply, Any]:
+    """Generate 300 tokens while the worker that serves them drains; return the reply and that worker."""
+    draining: list[Any] = []
+
+    async def drain() -> None:
+        draining.append(next(worker for worker in workers if worker.num_open))
+        await draining[0].drain()
+
+    reply = await generate_and(cluster, 300, 10, drain)
+    assert reply.ids == cluster.target_ids(300, PROMPT)
+    return reply, draining[0]

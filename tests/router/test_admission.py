@@ -159,7 +159,7 @@ async def test_a_full_queue_makes_room_for_a_tenant_with_less_in_it() -> None:
         await tasks.pop("a4")  # the last of those who have most
     assert evicted.value.retry_after_s is not None
     for newcomer in ("a", "b"):  # two of a and one of b wait: no tenant has twice as many
-        with pytest.raises(ResourceExhaustedError):
+        with pytest.raises(ResourceExhaustedError, match="queue of 3"):
             async with admission.slot(tenant=newcomer):
                 pass
     assert admission.num_waiting == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -67,9 +68,8 @@ def test_the_last_message_is_gone_on_with_to_the_last_space() -> None:
     ],
 )
 def test_what_a_template_does_not_know_is_refused_by_name(chat: Chat, field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{field} = "):
         ChatTemplate("{{ messages[0].content }}{{ eos_token }}", {"eos_token": "</s>"}).render(chat)
-    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,5 @@ def test_what_a_template_does_not_know_is_refused_by_name(chat: Chat, field: str
     ],
 )
 def test_texts_that_are_no_objects_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         chat_of(ChatMessages(**fields))
-    assert caught.value.field == field

@@ -48,9 +48,8 @@ def test_a_template_that_takes_too_much_is_the_requests_fault(source: str) -> No
     template = ChatTemplate("{% if messages[0].content == 'hi' %}ok{% else %}" + source + "{% endif %}", {})
     for _ in range(2):  # the process that was ended is replaced
         began_s = time.monotonic()
-        with bounded(), pytest.raises(InvalidArgumentError) as refused:
+        with bounded(), pytest.raises(InvalidArgumentError, match="^messages = .*chat template"):
             template.render(Chat(USER))
-        assert refused.value.field == "messages" and "chat template" in refused.value.limit
         assert time.monotonic() - began_s < 10
         assert template.render(Chat([{"role": "user", "content": "hi"}])) == "ok"
 

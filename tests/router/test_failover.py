@@ -177,7 +177,7 @@ async def test_work_on_what_is_open_again_gives_others_no_time(monkeypatch: pyte
     await bench.later(0.8)
     first.pending()  # a later block of a sequence like any other
     await bench.later(0.8)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="none could go on"):
         await asyncio.wait_for(waiting, 5)
     assert not second.verdict.done() or second.verdict.cancelled()
 

@@ -142,10 +142,10 @@ async def test_requests_that_wait_hold_no_more_bytes_than_allowed(make_cluster: 
 
 def test_one_request_may_be_larger_than_the_bytes_of_all() -> None:
     budget = ByteBudget(10)
-    with budget.hold(25), pytest.raises(ResourceExhaustedError):
+    with budget.hold(25), pytest.raises(ResourceExhaustedError, match="requests that wait hold"):
         budget.hold(1)
     with budget.hold(5) as held, budget.hold(5):
-        with pytest.raises(ResourceExhaustedError):
+        with pytest.raises(ResourceExhaustedError, match="requests that wait hold"):
             held.add(1)
         held.release()
         assert budget.num_bytes == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ async def test_links_speak_tls_and_show_a_certificate(files: Path, tokenizer: To
     try:
         assert await connect(**named, **own) == worker.hello.worker_id
         for options in ({}, named):
-            with pytest.raises(UnavailableError):
+            with pytest.raises(UnavailableError, match=re.escape(worker.address)):
                 await connect(**options)
     finally:
         await worker.kill()

@@ -132,7 +132,7 @@ async def test_the_sdk_sends_its_key(
     async with AsyncClient(cluster.address, retry=RetryPolicy(max_retries=0)) as client:
         assert len(await client.tokenize("abc")) > 0
     async with AsyncClient(cluster.address, api_key=BOB, retry=RetryPolicy(max_retries=0)) as client:
-        with pytest.raises(UnauthenticatedError):
+        with pytest.raises(UnauthenticatedError, match="API key"):
             await client.tokenize("abc")
         assert len(await client.tokenize("abc", headers={"authorization": f"Bearer {ALICE}"})) > 0
 

@@ -46,7 +46,7 @@ def test_without_a_file_everybody_is_served_and_tenants_are_what_they_say() -> N
 )
 def test_whoever_shows_no_known_key_is_not_authenticated(tmp_path: Path, metadata: tuple[tuple[str, str], ...]) -> None:
     keys = Keys(write(tmp_path / "keys.toml", {ALICE: {}}))
-    with pytest.raises(UnauthenticatedError) as refused:
+    with pytest.raises(UnauthenticatedError, match="API key") as refused:
         keys.caller(metadata)
     assert ALICE not in str(refused.value)
 
@@ -102,7 +102,7 @@ async def test_a_changed_file_holds_and_what_is_used_goes_on(
         keys.caller(header(BOB))
         write(path, {ALICE: {}})
         await _until(lambda: changes == 2)
-        with pytest.raises(UnauthenticatedError):
+        with pytest.raises(UnauthenticatedError, match="API key"):
             keys.caller(header(BOB))
     finally:
         following.cancel()
@@ -120,7 +120,7 @@ async def test_a_key_that_is_removed_is_gone_though_its_tenant_remains(
     try:
         write(path, {BOB: {}}, limits)
         await _until(lambda: changes)
-        with pytest.raises(UnauthenticatedError):
+        with pytest.raises(UnauthenticatedError, match="API key"):
             keys.caller(header(ALICE))
     finally:
         following.cancel()
@@ -163,7 +163,7 @@ def test_tokens_come_back_with_time_and_advice_says_when(tmp_path: Path, clock: 
     alice.check_tokens()
     clock.advance(3600.0)
     alice.reserve(600)  # no more than a minute's are saved up
-    with pytest.raises(ResourceExhaustedError):
+    with pytest.raises(ResourceExhaustedError, match="tokens a minute"):
         alice.check_tokens()
 
 
@@ -179,11 +179,11 @@ def test_tokens_are_reserved_and_what_was_not_used_is_given_back(tmp_path: Path,
     keys = Keys(write(tmp_path / "keys.toml", {ALICE: {"tokens_per_minute": 600}}))
     alice = keys.caller(header(ALICE))
     with alice.reserve(400) as reserved:
-        with pytest.raises(ResourceExhaustedError) as refused:
+        with pytest.raises(ResourceExhaustedError, match="tokens a minute") as refused:
             alice.reserve(300)
         assert refused.value.retry_after_s == pytest.approx(10.0, abs=0.5)
         reserved.use(50)
-    with alice.reserve(550), pytest.raises(ResourceExhaustedError):
+    with alice.reserve(550), pytest.raises(ResourceExhaustedError, match="tokens a minute"):
         alice.reserve(1)
     with alice.reserve(540):
         pass
@@ -194,10 +194,10 @@ def test_tokens_of_a_request_beyond_a_minutes_need_a_whole_minute(tmp_path: Path
     alice = keys.caller(header(ALICE))
     with alice.reserve(260) as reserved:
         for _ in range(39):
-            with pytest.raises(ResourceExhaustedError):
+            with pytest.raises(ResourceExhaustedError, match="tokens a minute"):
                 alice.reserve(260)
         reserved.use(70)
-    with pytest.raises(ResourceExhaustedError):
+    with pytest.raises(ResourceExhaustedError, match="tokens a minute"):
         alice.reserve(1)
     clock.advance(11.0)
     alice.check_tokens()
