@@ -57,7 +57,7 @@ def reported(replies: list[Reply]) -> list[object]:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 12], ids=["before its prompt", "within its prompt", "within its answer"])
-async def test_an_answer_goes_on_where_the_next_worker_refuses_its_settings(
+async def test_an_answer_continues_if_the_next_worker_rejects_its_drafter_settings(
     folder: Path, num_steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with two_workers(folder) as stack:
@@ -74,7 +74,7 @@ async def test_an_answer_goes_on_where_the_next_worker_refuses_its_settings(
         assert "goes on without the attached drafter: drafter.settings.adapter" in caplog.text
 
 
-async def test_further_answers_go_on_where_another_worker_refuses_what_the_first_took(folder: Path) -> None:
+async def test_further_answers_continue_if_another_worker_rejects_their_drafter(folder: Path) -> None:
     async with two_workers(folder) as stack:
         plain = await answers(stack, 4, off=True)
         drafted = await answers(stack, 4, **DRAFTED)
@@ -83,7 +83,7 @@ async def test_further_answers_go_on_where_another_worker_refuses_what_the_first
         assert drafted[0].finish.speculation.num_draft_tokens > 0
 
 
-async def test_a_resumed_answer_goes_on_and_one_that_begins_is_refused(folder: Path) -> None:
+async def test_a_resumed_answer_continues_and_a_new_one_is_rejected(folder: Path) -> None:
     async with two_workers(folder) as stack:
         (plain,) = await answers(stack, off=True, prompt_logprobs=0)
         await stack.lose_verify()

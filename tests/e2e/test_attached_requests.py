@@ -63,7 +63,7 @@ async def test_a_stop_string_ends_an_answer_where_plain_decoding_ends(
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 7, 50, 96])
-async def test_no_round_goes_beyond_the_tokens_asked_for(
+async def test_no_attached_round_exceeds_max_new_tokens(
     client: AsyncClient, attached: Speculation, max_new_tokens: int
 ) -> None:
     plain, drafted = [await ask(client, how, max_new_tokens=max_new_tokens) for how in (OFF, attached)]
@@ -71,7 +71,7 @@ async def test_no_round_goes_beyond_the_tokens_asked_for(
     assert drafted.usage.output_tokens == max_new_tokens
 
 
-async def test_eos_and_stop_ids_end_rounds(client: AsyncClient, attached: Speculation) -> None:
+async def test_eos_and_stop_ids_end_attached_rounds(client: AsyncClient, attached: Speculation) -> None:
     whole = await ask(client, OFF)
     for stop_id in {whole.output_ids[20], whole.output_ids[70]}:
         plain, drafted = [await ask(client, how, stop_token_ids=(stop_id,)) for how in (OFF, attached)]
@@ -116,7 +116,7 @@ async def test_a_text_found_in_the_prefix_cache_is_drafted_from(client: AsyncCli
     assert again.usage.cached_prompt_tokens > 0 and again.speculation.num_accepted_tokens > 0
 
 
-async def test_counts_and_sources_of_rounds_agree(client: AsyncClient, attached: Speculation) -> None:
+async def test_counts_and_sources_of_attached_rounds_agree(client: AsyncClient, attached: Speculation) -> None:
     how = replace(attached, report_rounds=True)
     answer = await ask(client, how, temperature=TEMPERATURES[str(attached.drafter)])
     stats = answer.speculation
@@ -136,7 +136,7 @@ async def test_info_names_the_drafter_and_the_worker_that_has_it(client: AsyncCl
     assert [worker.drafters for worker in info.verify_workers] == [DRAFTERS]
 
 
-async def test_the_worker_reports_a_trace_what_rounds_brought(
+async def test_the_workers_span_reports_the_tokens_of_attached_rounds(
     client: AsyncClient, attached: Speculation, exported: Any
 ) -> None:
     answer = await ask(client, attached, temperature=TEMPERATURES[str(attached.drafter)])
@@ -152,7 +152,9 @@ async def test_the_worker_reports_a_trace_what_rounds_brought(
 
 
 @pytest.mark.timeout(600)
-async def test_a_sequence_goes_on_alike_on_a_worker_without_the_drafter(pair: Pair, prompts: list[str]) -> None:
+async def test_a_sequence_continues_with_the_same_tokens_on_a_worker_without_the_drafter(
+    pair: Pair, prompts: list[str]
+) -> None:
     """The worker that has it is killed in mid-stream."""
     config = LocalServicesConfig(
         target=pair.target,

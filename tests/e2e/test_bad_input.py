@@ -67,7 +67,7 @@ class Undisturbed:
         return (await generation.result()).output_ids
 
 
-async def test_requests_are_refused_by_name(stack: Stack) -> None:
+async def test_bad_requests_are_rejected_by_name(stack: Stack) -> None:
     async with Undisturbed(stack):
         for prompt, options, field in BAD_REQUESTS.values():
             with pytest.raises(InvalidArgumentError, match=rf"^{re.escape(field)}.* = .+: .+"):
@@ -90,14 +90,14 @@ async def raw_generate(stack: Stack, message: bytes) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def test_text_that_is_not_utf8(stack: Stack) -> None:
+async def test_text_that_is_not_utf8_is_rejected(stack: Stack) -> None:
     valid = generation_pb2.GenerateRequest(prompt="ab").SerializeToString()
     async with Undisturbed(stack):
         error = await raw_generate(stack, valid.replace(b"ab", b"\xff\xfe"))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
 
 
-async def test_an_oversized_message(stack: Stack) -> None:
+async def test_an_oversized_message_is_rejected(stack: Stack) -> None:
     message = generation_pb2.GenerateRequest(prompt="x" * (65 << 20)).SerializeToString()
     async with Undisturbed(stack):
         error = await raw_generate(stack, message)

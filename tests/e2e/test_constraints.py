@@ -46,7 +46,9 @@ async def answer(client: AsyncClient, schema: Any, **options: Any) -> Completion
 
 @pytest.mark.parametrize("mode", [VerificationMode.REJECTION, VerificationMode.TYPICAL])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
-async def test_answers_of_other_modes_are_valid_too(client: AsyncClient, mode: VerificationMode, drafter: str) -> None:
+async def test_constrained_answers_of_other_modes_are_valid_too(
+    client: AsyncClient, mode: VerificationMode, drafter: str
+) -> None:
     options: dict[str, Any] = {"mode": mode, "drafter": drafter, "num_draft_tokens": 4, "temperature": 1.0}
     completions = await asyncio.gather(*(answer(client, PERSON, seed=seed, **options) for seed in range(8)))
     complete = [each for each in completions if each.finish_reason == "stop"]
@@ -55,7 +57,7 @@ async def test_answers_of_other_modes_are_valid_too(client: AsyncClient, mode: V
         jsonschema.validate(json.loads(completion.text), PERSON)
 
 
-async def test_sampling_fields_stand_beside_a_constraint(client: AsyncClient) -> None:
+async def test_sampling_fields_apply_together_with_a_constraint(client: AsyncClient) -> None:
     fields: dict[str, Any] = {
         "temperature": 0.9,
         "top_k": 20,
@@ -99,7 +101,9 @@ async def test_lengths_and_stop_rules_end_a_constrained_answer(client: AsyncClie
         ({"lark": 'start: "<" w ">"\nw: /[xy]{1,4}/'}, "<[xy]{1,4}>"),
     ],
 )
-async def test_the_other_kinds(client: AsyncClient, constraint: Any, pattern: str) -> None:
+async def test_other_kinds_of_constraints_give_valid_answers(
+    client: AsyncClient, constraint: Any, pattern: str
+) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 2}
     plain = await client.complete(PROMPT, constraint=constraint, **options, **PLAIN)
     assert re.fullmatch(pattern, plain.text) and plain.finish_reason == "stop"
@@ -109,7 +113,7 @@ async def test_the_other_kinds(client: AsyncClient, constraint: Any, pattern: st
     assert anything.text.startswith("{")
 
 
-async def test_an_answer_is_resumed_in_its_middle(client: AsyncClient) -> None:
+async def test_a_constrained_answer_is_resumed_in_its_middle(client: AsyncClient) -> None:
     whole = await answer(client, EVENT, temperature=0.8, **PLAIN)
     for num_kept in (1, 7, len(whole.output_ids) - 1):
         kept = whole.output_ids[:num_kept]
@@ -119,7 +123,7 @@ async def test_an_answer_is_resumed_in_its_middle(client: AsyncClient) -> None:
         await answer(client, EVENT, temperature=0.8, resume_ids=[*whole.output_ids[:3], whole.output_ids[0]])
 
 
-async def test_preemption_in_the_middle_changes_nothing(folder: Path) -> None:
+async def test_preemption_changes_no_constrained_answer(folder: Path) -> None:
     schemas = [PERSON, EVENT, CALL, {"type": "string", "maxLength": 90, "minLength": 80}] * 2
     options: dict[str, Any] = {"temperature": 0.8, "max_new_tokens": 110}
 
@@ -157,7 +161,7 @@ async def test_a_bad_constraint_is_refused_by_name(
         await client.complete("x", constraint={"regex": "a"}, ignore_eos=True)
 
 
-async def test_failover_in_the_middle_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failover_changes_no_constrained_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences that a worker loses are opened again from their ids, and their grammars with them."""
     num_forwards = 0
 
@@ -213,7 +217,7 @@ async def test_forced_tokens_come_before_another_drafters(folder: Path) -> None:
         assert "grammar" in {source.name for source in info.sources}
 
 
-async def test_several_answers_share_the_prompts_kv(client: AsyncClient) -> None:
+async def test_several_constrained_answers_share_the_prompts_kv(client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True}
     several = await client.complete_all(PROMPT, n=4, **options)
     assert len({each.output_ids for each in several}) == 4

@@ -75,7 +75,7 @@ async def test_a_draft_worker_that_hangs_after_the_sixth_piece_is_one_short_wait
 
 
 @pytest.mark.parametrize("how", ["killed", "hung"])
-async def test_tokens_stay_the_same(stack: Stack, prompts: list[str], how: str) -> None:
+async def test_tokens_stay_the_same_if_the_draft_worker_is_lost(stack: Stack, prompts: list[str], how: str) -> None:
     expected = await answers(stack, prompts, "none")
     strike, mend = {
         "killed": (stack.kill_draft_worker, stack.restart_draft_worker),

@@ -26,7 +26,7 @@ def write(path: Path, *records: object) -> Path:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_what_one_piece_measured_the_next_leaves_alone(
+async def test_the_drafter_table_does_not_measure_a_finished_piece_again(
     stack, tmp_path: Path, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = {"prompt": ENDING}, {"turns": [prompts[1], "more"], "category": "qa"}, {"prompt": "x = 1\n" * 2000}
@@ -46,7 +46,7 @@ async def test_what_one_piece_measured_the_next_leaves_alone(
 
 
 @pytest.mark.timeout(900)
-def test_the_command_with_sides_of_two_workers_beside_transformers(
+def test_the_drafter_table_command_measures_two_workers_and_transformers(
     pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BETOKEN_DRAFT_TIMEOUT_S", "BETOKEN_FIRST_DRAFT_TIMEOUT_S"):
@@ -69,7 +69,9 @@ def test_the_command_with_sides_of_two_workers_beside_transformers(
 
 
 @pytest.mark.slow
-def test_the_command_with_attached_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_drafter_table_command_measures_attached_drafters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sides = ["ngram@attached", "medusa", "eagle3", "fused@attached"]
     file = write(tmp_path / "some.jsonl", {"prompt": ENDING})
     command = ["--target", str(EMBEDDED / "target"), "--draft", str(EMBEDDED / "draft"), "--prompts", str(file)]

@@ -39,7 +39,7 @@ def reported(completions: list[Completion]) -> list[object]:
 
 
 @pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])
-async def test_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
+async def test_eagle3_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
     """With 24 pages sequences are preempted, and the layer receives their states again."""
     verify = save_all(tmp_path) | {"dtype": dtype, "num_pages": num_pages, "max_context": 200}
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
@@ -76,7 +76,7 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
         assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
 
 
-async def test_modes_repeat_whatever_was_cached_before(tmp_path: Path) -> None:
+async def test_modes_with_eagle3_repeat_whatever_is_cached(tmp_path: Path) -> None:
     """The layer's state of a text does not depend on the content of the worker's pages."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
         prompts = [prompt * 3 for prompt in PROMPTS]
@@ -135,7 +135,7 @@ async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path:
         assert "eagle3" in tokens
 
 
-async def test_fused_chooses_it_among_attached_sources_and_gives_the_plain_tokens(tmp_path: Path) -> None:
+async def test_fused_chooses_eagle3_among_attached_sources_and_gives_the_plain_tokens(tmp_path: Path) -> None:
     verify = save_all(tmp_path, "fused", "eagle3", "ngram")
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         chosen: Counter[str | None] = Counter()
@@ -159,7 +159,7 @@ async def test_fused_chooses_it_among_attached_sources_and_gives_the_plain_token
         await until_all_pages_are_free(client)
 
 
-async def test_constraints_bind_what_is_drafted(tmp_path: Path) -> None:
+async def test_constraints_apply_to_eagle3_drafts(tmp_path: Path) -> None:
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
         fields = {"temperature": 0.8, "seed": 4, "max_new_tokens": 40, "constraint": {"regex": "[a-f ]{20}"}}
         plain = await client.complete("x", **fields, off=True)
@@ -168,7 +168,7 @@ async def test_constraints_bind_what_is_drafted(tmp_path: Path) -> None:
         assert drafted.speculation.num_draft_tokens > 0
 
 
-async def test_settings_are_refused_by_their_name(tmp_path: Path) -> None:
+async def test_eagle3_settings_are_rejected_by_name(tmp_path: Path) -> None:
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
         with pytest.raises(InvalidArgumentError, match=r"speculation.drafter.settings.max_depth"):
             await client.complete("x", speculation=Speculation("eagle3", {"max_depth": "65"}))

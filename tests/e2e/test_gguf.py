@@ -22,7 +22,7 @@ CELLS = [
 @pytest.mark.timeout(600)
 # Every drafter is tried on Q4_1 in `test_stored`.
 @pytest.mark.parametrize("type_name", [pytest.param("Q4_1", marks=pytest.mark.slow), "Q6_K"])
-def test_its_tokens_are_those_of_the_dequantised_model(
+def test_tokens_of_a_gguf_file_equal_the_dequantized_models(
     type_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", type_name)

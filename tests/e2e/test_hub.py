@@ -154,7 +154,7 @@ def test_a_gguf_file_of_the_hub_is_fetched_alone(hub: Hub, loaded: dict[Case, di
     assert [*hub.fetched("org/files").values()] == [["tiny-Q6_K.gguf"]]
 
 
-def test_a_draft_worker_takes_the_same_for_its_model(loaded: dict[Case, dict[str, Any]]) -> None:
+def test_a_draft_worker_loads_a_revision_of_its_model(loaded: dict[Case, dict[str, Any]]) -> None:
     same = ("model_id", "weights_fingerprint", "tokenizer_hash")
     assert [loaded[DRAFT][name] for name in same] == [loaded[TARGETS[0]][name] for name in same]
 
@@ -170,13 +170,13 @@ def test_a_router_has_the_workers_tokenizer_and_the_revisions_template(
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]} {case[1]}")
-def test_what_cannot_be_loaded_is_refused_by_name(case: Case, loaded: dict[Case, dict[str, Any]]) -> None:
+def test_a_hub_model_that_cannot_be_loaded_is_rejected_by_name(case: Case, loaded: dict[Case, dict[str, Any]]) -> None:
     _, name, revision = case
     refusal = loaded[case]["refusal"]
     assert REFUSED[case] in refusal and name in refusal and (revision is None or f"revision {revision!r}" in refusal)
 
 
-def test_what_was_fetched_is_loaded_without_the_hub(hub: Hub, home: Path, loaded: dict[Case, dict[str, Any]]) -> None:
+def test_a_downloaded_model_is_loaded_without_the_hub(hub: Hub, home: Path, loaded: dict[Case, dict[str, Any]]) -> None:
     before = len(hub.requests)
     again = load(hub, home, [TARGETS[0], *FILES, *CHATS, ("tokenizer", "org/other", "v1")], HF_HUB_OFFLINE="1")
     refusal = again.pop(("tokenizer", "org/other", "v1"))["refusal"]

@@ -32,14 +32,14 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., int
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_its_tokens_are_those_of_no_speculation(run: Callable[..., int], name: str) -> None:
+def test_tokens_of_a_hybrid_target_are_those_of_no_speculation(run: Callable[..., int], name: str) -> None:
     assert run(name, CELLS[name], "--max-new-tokens", "32", "--prefix-caching") == len(CELLS[name])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", WIDER)
-def test_tokens_of_further_kinds_are_those_of_no_speculation(run: Callable[..., int], name: str) -> None:
+def test_tokens_of_further_hybrid_targets_are_those_of_no_speculation(run: Callable[..., int], name: str) -> None:
     cells = [cell for cells in CELLS.values() for cell in cells]
     assert run(name, cells, "--max-new-tokens", "32", "--prefix-caching") == len(cells)
 
@@ -47,5 +47,7 @@ def test_tokens_of_further_kinds_are_those_of_no_speculation(run: Callable[..., 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_its_tokens_are_those_of_no_speculation_in_the_whole_matrix(run: Callable[..., int], name: str) -> None:
+def test_tokens_of_a_hybrid_target_are_those_of_no_speculation_in_the_whole_matrix(
+    run: Callable[..., int], name: str
+) -> None:
     assert run(name, ["*"], "--max-new-tokens", "32", "--prefix-caching") > 300

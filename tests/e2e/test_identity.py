@@ -31,7 +31,9 @@ CELLS = [
 
 
 @pytest.mark.timeout(900)
-def test_eight_prompts_of_the_matrix(pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eight_prompts_of_the_identity_matrix_have_equal_tokens(
+    pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--target", pair.target, "--draft", pair.draft, "--limit", "8", "--max-new-tokens", "32"]
     arguments += ["--few-pages", "24", "--compile", "off", "--out", str(tmp_path), "--cells", *CELLS]
     status = main(arguments)

@@ -49,14 +49,14 @@ async def test_a_replica_drafts_and_changes_no_token(replica: Stack, prompts: li
 
 
 @pytest.mark.skipif(not EMBEDDED.is_dir(), reason="a random model's text may well repeat nothing")
-async def test_text_that_repeats_itself_takes_half_the_rounds(replica: Stack) -> None:
+async def test_lookahead_on_repetitive_text_takes_half_the_rounds(replica: Stack) -> None:
     prompt = "x = 1\n" * 40
     answer = await complete(replica, prompt, 0.0, drafter="lookahead", num_draft_tokens=16)
     assert answer.text and prompt.startswith(answer.text), "the pair goes on otherwise now: another prompt is needed"
     assert block_efficiency([answer.speculation]) > 2
 
 
-async def test_a_request_may_bring_its_own_window(replica: Stack, prompts: list[str]) -> None:
+async def test_a_request_may_set_its_own_lookahead_window(replica: Stack, prompts: list[str]) -> None:
     wide = {"window": 15, "ngram_size": 5, "guesses": 15, "steps": 2, "seed_from_prompt": 1}
     answer = await complete(replica, prompts[0], 0.0, drafter="lookahead", drafter_settings=wide, num_draft_tokens=16)
     assert answer.output_ids == (await complete(replica, prompts[0], 0.0, off=True)).output_ids
@@ -64,7 +64,7 @@ async def test_a_request_may_bring_its_own_window(replica: Stack, prompts: list[
 
 
 @pytest.mark.parametrize("settings", [{"window": 1}, {"ngram_size": 1}, {"guesses": 0}, {"window": 65}])
-async def test_bad_settings_are_the_requests_own_fault(
+async def test_bad_lookahead_settings_are_rejected_per_request(
     replica: Stack, prompts: list[str], settings: dict[str, int]
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=f"drafter.settings.{next(iter(settings))} = "):

@@ -121,7 +121,7 @@ async def test_typical_takes_trees_repeats_and_goes_by_the_requests_bounds(tmp_p
         await until_all_pages_are_free(client)
 
 
-async def test_bounds_outside_their_range_or_mode_are_refused(tmp_path: Path) -> None:
+async def test_typical_bounds_outside_their_range_or_mode_are_rejected(tmp_path: Path) -> None:
     save_pair(tmp_path)
     fit_heads(tmp_path / "target", tmp_path / "heads")
     typical = VerificationMode.TYPICAL
@@ -154,7 +154,7 @@ async def test_a_worker_without_the_heads_goes_on_with_the_same_tokens(tmp_path:
         assert "medusa" in {token.source for one in lost for token in one.tokens}
 
 
-async def test_constraints_and_penalties_bind_what_is_drafted(tmp_path: Path) -> None:
+async def test_constraints_and_penalties_apply_to_medusa_drafts(tmp_path: Path) -> None:
     save_pair(tmp_path)
     fit_heads(tmp_path / "target", tmp_path / "heads")
     async with services(tmp_path, {"drafters": ("model",)}, options(tmp_path, max_draft_tokens=16)) as client:

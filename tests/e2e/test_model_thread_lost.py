@@ -102,7 +102,9 @@ async def check_end(running, settings, stub, request_type, why):
 
 
 @WORKERS
-async def test_links_health_and_service_end(service, settings_of, stub, request_type, monkeypatch, tmp_path):
+async def test_a_dead_model_thread_ends_links_health_and_service(
+    service, settings_of, stub, request_type, monkeypatch, tmp_path
+):
     monkeypatch.setattr(service, "_load", loader())
     settings = settings_of(ready_file=tmp_path / "ready.json", drain_grace_s=600)
     running = asyncio.ensure_future(service.run(settings))
@@ -110,7 +112,9 @@ async def test_links_health_and_service_end(service, settings_of, stub, request_
 
 
 @WORKERS
-async def test_they_end_where_it_hangs(service, settings_of, stub, request_type, monkeypatch, tmp_path):
+async def test_a_hanging_model_thread_ends_links_health_and_service(
+    service, settings_of, stub, request_type, monkeypatch, tmp_path
+):
     release = threading.Event()
     at_exit = []
     monkeypatch.setattr(model_thread, "_STOP_TIMEOUT_S", 0.1)
@@ -138,7 +142,7 @@ class Drafter:
 """
 
 
-def test_a_process_that_hangs_ends(tmp_path):
+def test_a_worker_process_with_a_hanging_model_thread_exits(tmp_path):
     (tmp_path / "hanging.py").write_text(HANGING_DRAFTER)
     command = [sys.executable, "-m", "betoken.draft_worker", "--drafters", "hanging:Drafter", "--port", "0"]
     search_path = os.pathsep.join([str(tmp_path), *sys.path])

@@ -55,7 +55,7 @@ async def repeating_prompt(client: AsyncClient) -> list[int]:
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-async def test_answers_repeat_beside_streams_of_all_modes(
+async def test_answers_of_a_mode_repeat_next_to_streams_of_all_modes(
     client: AsyncClient, mode: VerificationMode, drafter: str
 ) -> None:
     alone = await complete(client, mode, drafter)
@@ -67,7 +67,7 @@ async def test_answers_repeat_beside_streams_of_all_modes(
     assert again.output_ids == alone.output_ids
 
 
-async def test_the_modes_really_differ(client: AsyncClient) -> None:
+async def test_the_verification_modes_give_different_tokens(client: AsyncClient) -> None:
     answers = {(await complete(client, mode)).output_ids for mode in VerificationMode}
     assert len(answers) == 3
 

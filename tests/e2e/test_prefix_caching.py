@@ -29,7 +29,9 @@ async def conversation(client: AsyncClient, drafter: str | None, temperature: fl
 @pytest.mark.parametrize(
     ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("qwen3_5", "float32"), ("qwen3_5", "bfloat16")]
 )
-async def test_conversations_are_the_same_with_and_without(tmp_path: Path, family: str, dtype: str) -> None:
+async def test_conversations_are_the_same_with_and_without_prefix_caching(
+    tmp_path: Path, family: str, dtype: str
+) -> None:
     save_pair(tmp_path, family)
     told: list[list[Completion]] = []
     num_cached: list[int] = []

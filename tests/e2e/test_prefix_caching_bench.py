@@ -11,7 +11,7 @@ from betoken.bench.prefix_caching import parse_options, report
 from tests.e2e.pair import Pair
 
 
-async def test_later_turns_find_the_turns_before(
+async def test_the_prefix_caching_benchmark_finds_earlier_turns_cached(
     pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []

@@ -43,7 +43,7 @@ async def answer_through_a_restart(stack: Stack, prompt: str) -> Completion:
         return await generation.result()
 
 
-async def test_text_and_tokens_stay_the_same(stack: Stack, prompts: list[str]) -> None:
+async def test_text_and_tokens_stay_the_same_if_the_router_is_lost(stack: Stack, prompts: list[str]) -> None:
     expected = await stack.client.complete(prompts[0], **OPTIONS)
     for _ in range(10):  # a pause of this process may be longer than the answer
         try:

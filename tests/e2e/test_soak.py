@@ -37,6 +37,6 @@ def test_healthy_streams_notice_nothing_of_a_minute_of_faults() -> None:
         {"growth": ["gateway: threads 9 -> 99"]},
     ],
 )
-def test_whatever_is_found_fails_a_soak(found: dict[str, object]) -> None:
+def test_any_finding_fails_a_soak(found: dict[str, object]) -> None:
     assert is_well(WELL)
     assert not is_well(WELL | found)

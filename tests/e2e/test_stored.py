@@ -21,7 +21,7 @@ def run(stored: str, target: str, draft: str, folder: Path, *more: str) -> Any:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stored", STORED)
-def test_every_drafter_leaves_its_tokens_alone(
+def test_no_drafter_changes_tokens_of_a_quantized_target(
     stored: str, pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if stored.startswith("gguf"):

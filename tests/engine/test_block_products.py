@@ -19,7 +19,9 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_outputs", [4, 16, 101])
-def test_rows_do_not_see_their_number(num_outputs: int, dtype: torch.dtype, has_bias: bool) -> None:
+def test_rows_of_a_block_product_do_not_depend_on_their_number(
+    num_outputs: int, dtype: torch.dtype, has_bias: bool
+) -> None:
     """A router's and a head's numbers of outputs, and one at which torch's own products of half types differ."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(104, 64, generator=generator).to(dtype)

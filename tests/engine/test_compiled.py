@@ -82,7 +82,7 @@ def test_few_pages_are_no_reason_to_run_eagerly(tmp_path: Path) -> None:
     runner.page_table.check_integrity([])
 
 
-def test_a_cache_that_others_can_write_is_not_used(
+def test_a_compile_cache_that_others_can_write_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caches: list[Path] = []

@@ -32,7 +32,7 @@ def _change(directory: str, change: Callable[[Tensor], Tensor | None]) -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, None])
-def test_decays_are_those_of_the_models_sizes(tmp_path: Path, stored: torch.dtype | None) -> None:
+def test_decays_follow_the_models_sizes(tmp_path: Path, stored: torch.dtype | None) -> None:
     directory = save_tiny(tmp_path, "minimax")
     exact = _decays(directory)
     _change(directory, lambda decay: None if stored is None else decay.to(stored))
@@ -41,7 +41,7 @@ def test_decays_are_those_of_the_models_sizes(tmp_path: Path, stored: torch.dtyp
     assert all(torch.equal(decay, exact[name].bfloat16()) for name, decay in _decays(directory, "bfloat16").items())
 
 
-def test_decays_of_a_checkpoints_own_are_kept(tmp_path: Path) -> None:
+def test_decays_stored_in_a_checkpoint_are_kept(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "minimax")
     exact = _decays(directory)
     _change(directory, lambda decay: decay * 0.75)

@@ -73,7 +73,7 @@ def test_only_the_requests_own_eos_ends_a_constrained_answer(eos: str, constrain
 
 @pytest.mark.parametrize("mark", CALLS)
 @pytest.mark.parametrize("template", ['start: "MARK" "x"', 'start: /MARK/ "x"', 'start: <[ID]> "x"', "start: /.*/"])
-def test_every_id_that_a_mask_allows_is_taken_whatever_its_kind(mark: str, template: str) -> None:
+def test_every_id_that_a_grammar_mask_allows_is_accepted_whatever_its_kind(mark: str, template: str) -> None:
     constraint = Constraint(lark=template.replace("MARK", mark.replace("/", r"\/")).replace("ID", str(IDS[mark])))
     allowed = allowed_after(constraint, (2,), [])
     assert IDS[mark] in allowed

@@ -20,7 +20,7 @@ CASTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASTS)
-def test_a_bare_product_does_not_see_the_number_of_rows(name: str, dtype: torch.dtype) -> None:
+def test_the_product_of_an_experts_router_does_not_depend_on_the_number_of_rows(name: str, dtype: torch.dtype) -> None:
     if load_cpu_kernels() is None:
         pytest.skip("no C++ compiler: there is nothing to redirect to")
     cast, generator = CASTS[name], torch.Generator().manual_seed(0)

@@ -112,7 +112,7 @@ def test_the_head_of_the_last_state_gives_the_logits_and_the_embedding_the_first
     assert (runner.parts.hidden_size, runner.parts.num_layers) == (64, 2)
 
 
-def test_layers_outside_the_model_are_refused_by_number(tmp_path: Path) -> None:
+def test_feature_layers_outside_the_model_are_rejected_by_number(tmp_path: Path) -> None:
     saved = save_tiny(tmp_path, "llama")
     for layer in (3, -4):
         with pytest.raises(ModelRefusedError, match=rf"feature_layers: {layer} is outside \[-3, 2\]"):

@@ -22,13 +22,13 @@ def save_checkpoint(directory: Path, tuned: str | None = None) -> str:
     return hash_weights(directory)
 
 
-def test_each_tensor_counts_wherever_in_the_file_it_lies(tmp_path: Path) -> None:
+def test_each_tensor_of_a_file_changes_the_fingerprint(tmp_path: Path) -> None:
     fingerprints = [save_checkpoint(tmp_path / str(tuned), tuned) for tuned in (None, "embed", "layer", "norm")]
     assert len(set(fingerprints)) == 4
     assert save_checkpoint(tmp_path / "again") == fingerprints[0]
 
 
-def test_only_files_that_are_loaded_count(tmp_path: Path) -> None:
+def test_only_loaded_files_change_the_fingerprint(tmp_path: Path) -> None:
     """Others are there or not, by the way the checkpoint came to this machine."""
     directory = tmp_path / "model"
     fingerprint = save_checkpoint(directory)
@@ -49,14 +49,14 @@ HEADERS = [b'{"a": 1}', b"[]", b'{"a": {"data_offsets": [9, 3]}}', b'{"a": {"dat
 
 
 @pytest.mark.parametrize("contents", [b"", b"\xff" * 100, *(struct.pack("<Q", len(text)) + text for text in HEADERS)])
-def test_a_file_without_a_header_is_refused(contents: bytes, tmp_path: Path) -> None:
+def test_a_weight_file_without_a_header_is_rejected(contents: bytes, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(contents)
     with pytest.raises(ModelRefusedError, match=r"model\.safetensors is not a safetensors file"):
         hash_weights(tmp_path / "model")
 
 
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_truncated_weight_file_is_named(tmp_path: Path) -> None:
     """As by a copy that broke off; the error of the library that reads it says not which of a hundred files it is."""
     save_checkpoint(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
@@ -65,7 +65,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         hash_weights(tmp_path / "model")
 
 
-def test_sources_count_and_what_is_made_of_them_does_not(tmp_path: Path) -> None:
+def test_source_code_changes_the_fingerprint_and_compiled_code_does_not(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "kernel.cpp").write_text("one")
     package = ModuleType("package")

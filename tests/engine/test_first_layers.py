@@ -26,7 +26,7 @@ WIDER = [name for name in HYBRIDS if name not in (*HELD, "zamba")]  # of which t
     "family",
     [*CONFIGS, *HELD, *(pytest.param(name, marks=pytest.mark.slow) for name in WIDER)],
 )
-def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family):
+def test_a_one_layer_model_gives_the_output_of_the_models_first_layer(tmp_path, family):
     directory = save_tiny(tmp_path, family)
     config = EngineConfig(directory, dtype="float32", num_layers=1, num_pages=8, compile="off")
     runner = load_runner(config)
@@ -42,7 +42,7 @@ def test_one_layer_gives_what_the_models_own_first_layer_gives(tmp_path, family)
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_only_their_weights_are_loaded_and_the_fingerprint_says_so(tmp_path, caplog):
+def test_only_weights_of_the_first_layers_are_loaded_and_fingerprinted(tmp_path, caplog):
     directory = save_tiny(tmp_path, "llama")
     models = [load_model(EngineConfig(directory, num_layers=n), lambda stage, part: None) for n in (None, 2, 1)]
     (whole, all_info), (_, both_info), (cut, cut_info) = models
@@ -53,7 +53,7 @@ def test_only_their_weights_are_loaded_and_the_fingerprint_says_so(tmp_path, cap
     assert "UNEXPECTED" not in caplog.text
 
 
-def test_more_layers_than_there_are_is_refused(tmp_path):
+def test_more_layers_than_the_model_has_are_rejected(tmp_path):
     with pytest.raises(ModelRefusedError, match="num_layers: 3 is above the model's 2"):
         load_model(EngineConfig(save_tiny(tmp_path, "llama"), num_layers=3), lambda stage, part: None)
     with pytest.raises(ValueError, match="num_layers: 0"):

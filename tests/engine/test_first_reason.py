@@ -41,7 +41,9 @@ def refusal(directory: Path | str, **options: Any) -> str:
 
 @pytest.mark.parametrize("max_context", [None, 64])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_refused_for_its_own_reason(family: str, max_context: int | None, tmp_path: Path) -> None:
+def test_an_unsupported_family_is_rejected_with_its_own_reason(
+    family: str, max_context: int | None, tmp_path: Path
+) -> None:
     sizes, reason = FAMILIES[family]
     if reason == _READS_WEIGHTS and load_cpu_kernels(None) is None:
         pytest.skip("no C++ compiler: its layers stay as they are")
@@ -51,7 +53,7 @@ def test_a_family_is_refused_for_its_own_reason(family: str, max_context: int | 
     assert reason in refusal(tmp_path, max_context=max_context)
 
 
-def test_a_model_without_a_bound_of_its_own_takes_the_one_given(tmp_path: Path) -> None:
+def test_a_model_without_a_context_bound_takes_the_given_one(tmp_path: Path) -> None:
     directory = Path(save_tiny(tmp_path, "llama"))
     edit(directory / "config.json", lambda config: config.update(max_position_embeddings=-1))
     assert refusal(directory) == "the model names no max_position_embeddings: set max_context"
@@ -66,7 +68,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @pytest.mark.parametrize("has_model", [True, False])
-def test_an_adapter_is_not_left_out_without_a_word(has_model: bool, tmp_path: Path) -> None:
+def test_an_adapter_in_a_checkpoint_is_rejected(has_model: bool, tmp_path: Path) -> None:
     if has_model:
         save_tiny(tmp_path, "llama")
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
@@ -76,7 +78,7 @@ def test_an_adapter_is_not_left_out_without_a_word(has_model: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.timeout(60)
-def test_what_is_no_file_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+def test_a_model_file_that_is_a_pipe_is_rejected_without_a_wait(name: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
@@ -85,7 +87,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("target", ["/dev/zero", "/dev/null"])
 @pytest.mark.timeout(60)
-def test_a_device_is_refused(target: str, tmp_path: Path) -> None:
+def test_a_model_file_that_is_a_device_is_rejected(target: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors").symlink_to(target)
@@ -112,13 +114,13 @@ def test_a_shard_has_a_plain_name(name: Any, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.timeout(60)
-def test_absurd_numbers_are_refused_at_once(name: str, value: int, tmp_path: Path) -> None:
+def test_absurd_sizes_of_a_configuration_are_rejected_at_once(name: str, value: int, tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     edit(tmp_path / "config.json", lambda config: config.update({name: value}))
     assert f"config.json: {name} = {value}: must be at most" in refusal(tmp_path)
 
 
-def test_numbers_are_found_wherever_they_stand_and_large_ones_that_are_no_sizes_pass() -> None:
+def test_sizes_of_nested_configurations_are_checked_and_other_large_numbers_pass() -> None:
     check_sizes({"rope_theta": 10**12, "text_config": {"num_hidden_layers": 500, "max_position_embeddings": 1 << 30}})
     with pytest.raises(ModelRefusedError, match=r"text_config\.n_layer = 20000: must be at most 10000"):
         check_sizes({"text_config": {"n_layer": 20_000}})

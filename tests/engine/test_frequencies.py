@@ -46,7 +46,7 @@ def is_own(runner: ModelRunner, directory: str, ids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("family", ["llama", "phimoe"])
-def test_longrope_takes_the_factors_of_the_length_that_is_asked_for(tmp_path: Path, family: str) -> None:
+def test_longrope_takes_the_factors_of_the_requested_context(tmp_path: Path, family: str) -> None:
     """PhiMoE has separate scales for short and long texts, in addition to the factors."""
     sizes = {"short_mscale": 1.1, "long_mscale": 1.3} if family == "phimoe" else {}
     directory = save(tmp_path, _LONGROPE | sizes, family)
@@ -59,7 +59,7 @@ def test_longrope_takes_the_factors_of_the_length_that_is_asked_for(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_frequencies_that_stay_can_be_compiled(tmp_path: Path) -> None:
+def test_constant_rotary_frequencies_can_be_compiled(tmp_path: Path) -> None:
     for index, (rope, asked) in enumerate([(_LONGROPE, 640), (_LONGROPE, 64), (_DYNAMIC, None)]):
         directory = save(tmp_path / str(index), rope)
         assert load(directory, max_context=asked, compile="on").is_compiled

@@ -26,14 +26,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("betoken")]
 
 
-def test_supported_settings_are_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_supported_generation_settings_are_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0}
     lengths = {"repetition_penalty": 1.1, "max_new_tokens": 2048, "min_new_tokens": 1}
     found = defaults(tmp_path, **settings, **lengths, eos_token_id=[100, 0])
     assert found == GenerationDefaults({**settings, **lengths}, (100, 0)) and not warnings(caplog)
 
 
-def test_what_commonly_means_all_or_nothing_is_absent(tmp_path: Path) -> None:
+def test_generation_settings_that_mean_all_or_nothing_are_absent(tmp_path: Path) -> None:
     assert defaults(tmp_path, top_k=-1, top_p=None, temperature=0.0) == GenerationDefaults({"temperature": 0.0}, (7,))
     assert defaults(tmp_path, top_k=50.0).sampling == {"top_k": 50}
 
@@ -48,7 +48,9 @@ def test_a_temperature_close_to_greedy_is_greedy_and_reported_once(
 
 
 @pytest.mark.parametrize("value", [0.0, 0.01, 0.6])
-def test_other_temperatures_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float) -> None:
+def test_temperatures_that_are_not_greedy_are_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
     assert defaults(tmp_path, temperature=value).sampling == {"temperature": value} and not warnings(caplog)
 
 
@@ -77,7 +79,9 @@ def test_other_temperatures_are_not_logged(tmp_path: Path, caplog: pytest.LogCap
         ("do_sample", "false", "true or false"),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(tmp_path: Path, name: str, value: object, limit: str) -> None:
+def test_generation_settings_out_of_range_are_rejected_by_name(
+    tmp_path: Path, name: str, value: object, limit: str
+) -> None:
     complaint = f"generation_config.json: {name} = {value!r}: must be {limit}"
     with pytest.raises(ModelRefusedError, match=re.escape(complaint)):
         defaults(tmp_path, **{name: value})
@@ -90,13 +94,15 @@ def test_more_end_ids_than_a_request_may_carry_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_generation_config_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelRefusedError, match=r"generation_config\.json"):
         generation_defaults(tmp_path, SimpleNamespace(config=LlamaConfig()), vocab_size=101)
 
 
-def test_settings_that_would_change_tokens_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_generation_settings_that_would_change_tokens_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, logger="betoken")
     unused = {"no_repeat_ngram_size": 3, "begin_suppress_tokens": [220], "forced_bos_token_id": 0, "num_beams": 4}
     assert defaults(tmp_path, **unused, eta_cutoff=1e-3).sampling == {}
@@ -104,14 +110,14 @@ def test_settings_that_would_change_tokens_are_named_once(tmp_path: Path, caplog
     assert all(f"{name} = {value}" in text for name, value in {**unused, "eta_cutoff": 0.001}.items())
 
 
-def test_settings_without_effect_are_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_generation_settings_without_effect_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="betoken")
     off = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0, "suppress_tokens": [], "sequence_bias": None}
     defaults(tmp_path, **off, min_length=0, eta_cutoff=0.0, token_healing=False, max_length=4096, pad_token_id=-1)
     assert not warnings(caplog)
 
 
-def test_a_model_is_refused_at_load(tmp_path: Path) -> None:
+def test_a_model_with_an_invalid_generation_config_is_rejected_at_load(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     (tmp_path / "generation_config.json").unlink()
     config = json.loads((tmp_path / "config.json").read_text())

@@ -27,7 +27,7 @@ SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
 
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("type_name", sorted({*NUMPY_QUANTIZES, *GROUPED_TYPES}))
-def test_a_file_is_served_as_what_its_blocks_stand_for(type_name: str, is_tied: bool, tmp_path: Path) -> None:
+def test_a_gguf_file_is_served_as_its_dequantized_blocks(type_name: str, is_tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", type_name, tiny_model(is_tied=is_tied))
     theirs = of_transformers(path)
     loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
@@ -45,7 +45,7 @@ def test_a_file_is_served_as_what_its_blocks_stand_for(type_name: str, is_tied: 
             assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_the_configuration_is_the_one_of_transformers(tmp_path: Path) -> None:
+def test_the_configuration_of_a_gguf_file_equals_transformers(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", changes={"llama.rope.freq_base": 5e5})
     theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="tiny.gguf").to_dict()
     loaded, _ = load_model(config_of(path), lambda stage, fraction: None)
@@ -85,7 +85,7 @@ def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
     ("dtype", "is_packed"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)]
 )
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
-def test_a_head_multiplies_by_the_very_numbers_of_its_blocks(
+def test_a_head_multiplies_by_the_exact_numbers_of_its_gguf_blocks(
     type_name: str, dtype: torch.dtype, is_packed: bool, tmp_path: Path
 ) -> None:
     """A row of zeros and a single one gives a weight of every output: its number in float32, whatever rows are in."""
@@ -104,7 +104,7 @@ def test_a_head_multiplies_by_the_very_numbers_of_its_blocks(
 
 
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
-def test_packed_weights_take_no_more_than_the_file_by_a_tenth(type_name: str, tmp_path: Path) -> None:
+def test_packed_gguf_weights_take_at_most_a_tenth_more_than_the_file(type_name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", type_name)
     if (kernels := load_cpu_kernels()) is None:
         pytest.skip("no compiler: the CPU kernels cannot be built here")
@@ -116,7 +116,7 @@ def test_packed_weights_take_no_more_than_the_file_by_a_tenth(type_name: str, tm
     assert sum(module.packed.nbytes for module in loaded.modules() if hasattr(module, "packed")) <= 1.1 * in_file
 
 
-def test_a_directory_that_holds_one_is_as_good_as_the_file(tmp_path: Path) -> None:
+def test_a_directory_with_one_gguf_file_names_the_file(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     (by_file, first), (by_directory, second) = (
         load_model(config_of(source), lambda stage, fraction: None) for source in (path, str(tmp_path))
@@ -127,7 +127,7 @@ def test_a_directory_that_holds_one_is_as_good_as_the_file(tmp_path: Path) -> No
         load_model(config_of(str(tmp_path)), lambda stage, fraction: None)
 
 
-def test_files_of_other_weights_have_other_fingerprints(tmp_path: Path) -> None:
+def test_gguf_files_of_other_weights_have_other_fingerprints(tmp_path: Path) -> None:
     fingerprints = set()
     for name, type_name in (("a", "Q4_1"), ("b", "Q4_1"), ("c", "Q4_0")):
         path = write_gguf(tmp_path / f"{name}.gguf", type_name)
@@ -135,7 +135,7 @@ def test_files_of_other_weights_have_other_fingerprints(tmp_path: Path) -> None:
     assert len(fingerprints) == 2
 
 
-def test_the_first_layers_alone(tmp_path: Path) -> None:
+def test_the_first_layers_of_a_gguf_file_can_be_loaded_alone(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=3))
     runner = load_runner(config_of(path, num_layers=1))
     theirs = of_transformers(path)
@@ -145,7 +145,9 @@ def test_the_first_layers_alone(tmp_path: Path) -> None:
     assert (forward_together(runner, SEQUENCES[:1])[0] - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_compiled_layers_are_joined_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_of_a_gguf_file_are_joined_and_give_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=1))
     num_joined: list[int] = []
     join = compiled_forward.join_linears
@@ -171,18 +173,20 @@ def test_compiled_layers_are_joined_and_give_the_same(tmp_path: Path, monkeypatc
         ({"llama.embedding_length": 512}, r"tensor '.*' has shape \[.*, 256\], not \[.*, 512\]"),
     ],
 )
-def test_what_would_be_another_model_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_gguf_settings_that_would_be_another_model_are_rejected(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", changes=changes)
     with pytest.raises(ModelRefusedError, match=reason):
         load_runner(config_of(path))
 
 
-def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
+def test_gguf_settings_without_effect_are_accepted(tmp_path: Path) -> None:
     neutral = {"llama.rope.scaling.type": "none", "llama.attention.key_length": 64, "llama.expert_count": 0}
     load_runner(config_of(write_gguf(tmp_path / "tiny.gguf", changes=neutral)))
 
 
-def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_tensor_of_a_gguf_file_is_rejected(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", **{"blk.0.attn_sinks.weight": np.ones(4, np.float32)})
     with pytest.raises(ModelRefusedError, match="tensor 'blk.0.attn_sinks.weight' has no place in LlamaForCausalLM"):
         load_runner(config_of(path))
@@ -197,14 +201,14 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
         (np.full(32, np.nan, np.float32), "'rope_freqs.weight': a factor is not a finite number above 0"),
     ],
 )
-def test_factors_of_frequencies_that_are_none_are_refused(factors: Any, reason: str, tmp_path: Path) -> None:
+def test_invalid_frequency_factors_are_rejected(factors: Any, reason: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", **{"rope_freqs.weight": factors})
     with pytest.raises(ModelRefusedError, match=reason):
         load_model(config_of(path), lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
-def test_scales_that_are_not_finite_are_refused(type_name: str, tmp_path: Path) -> None:
+def test_gguf_scales_that_are_not_finite_are_rejected(type_name: str, tmp_path: Path) -> None:
     path = Path(write_gguf(tmp_path / "tiny.gguf", type_name))
     tensor = next(tensor for tensor in read_header(path).tensors if tensor.name == "blk.1.ffn_up.weight")
     place = tensor.start + (208 if type_name == "Q6_K" else 0)
@@ -215,7 +219,7 @@ def test_scales_that_are_not_finite_are_refused(type_name: str, tmp_path: Path) 
         load_runner(config_of(str(path)))
 
 
-def test_a_file_without_a_weight_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_file_without_one_of_its_weights_is_rejected(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", model=tiny_model(num_layers=1), changes={"llama.block_count": 2})
     with pytest.raises(ModelRefusedError, match=r"lacks 9 of the model's weights, as model.layers.1"):
         load_runner(config_of(path))

@@ -57,7 +57,7 @@ def check_tokens(runner: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
-def test_it_is_the_model_that_transformers_makes_of_the_file(architecture: str, tmp_path: Path) -> None:
+def test_a_gguf_file_of_every_architecture_is_transformers_model(architecture: str, tmp_path: Path) -> None:
     path = write_family(tmp_path / "tiny.gguf", architecture, family_model(architecture))
     theirs = of_transformers(path)
     config = config_of(path, self_check=False)
@@ -66,7 +66,7 @@ def test_it_is_the_model_that_transformers_makes_of_the_file(architecture: str, 
     check_tokens(runner_of(config, model, info), theirs)
 
 
-def test_every_architecture_is_tried() -> None:
+def test_every_supported_gguf_architecture_is_tested() -> None:
     assert FAMILIES.keys() == ARCHITECTURES.keys()
 
 
@@ -137,7 +137,7 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_transformers_leaves_out_is_read_from_the_file(name: str, tmp_path: Path) -> None:
+def test_gguf_settings_that_transformers_ignores_are_read_from_the_file(name: str, tmp_path: Path) -> None:
     architecture, changes, keys = LEFT_OUT[name]
     theirs = family_model(architecture, **changes)
     more = {"rope_freqs.weight": factors_of_llama3(theirs.config)} if name == "rope-factors" else {}
@@ -148,7 +148,7 @@ def test_what_transformers_leaves_out_is_read_from_the_file(name: str, tmp_path:
     check_tokens(runner_of(config, *load_model(config, lambda stage, fraction: None)), theirs)
 
 
-def test_a_mixture_by_the_name_of_llama_is_one(tmp_path: Path) -> None:
+def test_a_gguf_mixture_named_llama_is_a_mixture(tmp_path: Path) -> None:
     keys = {"expert_count": 4, "expert_used_count": 2}
     theirs = family_model("llama", "mixtral", num_local_experts=4, num_experts_per_tok=2)
     path = write_family(tmp_path / "tiny.gguf", "llama", theirs, changes=keys)
@@ -163,7 +163,7 @@ def test_a_mixture_by_the_name_of_llama_is_one(tmp_path: Path) -> None:
     "architecture",
     ["bloom", "deci", "falcon", "gemma4", "gpt-oss", "mamba", "mistral", "nemotron", "stablelm", "t5", "umt5", "gemma"],
 )
-def test_an_architecture_that_is_not_served_is_refused_by_name(architecture: str, tmp_path: Path) -> None:
+def test_an_unsupported_gguf_architecture_is_rejected_by_name(architecture: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", changes={"general.architecture": architecture})
     served = ", ".join(sorted(FAMILIES))
     with pytest.raises(ModelRefusedError, match=f"general.architecture = '{architecture}' is none of {served}"):

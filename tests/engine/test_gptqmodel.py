@@ -26,7 +26,7 @@ with safe_open(WRITTEN, "pt") as opened:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_layer_of_the_package_is_the_packages_numbers_to_the_last_bit(case: str, tmp_path: Path) -> None:
+def test_a_layer_of_gptqmodel_has_its_numbers_to_the_last_bit(case: str, tmp_path: Path) -> None:
     """Cases: bits, symmetric or asymmetric, ordered by activation or not, format."""
     config = CASES[case]["config"]
     save_tiny(tmp_path, "llama")
@@ -45,6 +45,6 @@ def test_a_layer_of_the_package_is_the_packages_numbers_to_the_last_bit(case: st
     assert hashlib.sha256(numbers.numpy().tobytes()).hexdigest() == CASES[case]["sha256"]
 
 
-def test_the_package_wrote_both_versions_both_widths_both_orders_and_both_kinds_of_zeros() -> None:
+def test_the_gptqmodel_file_covers_all_versions_widths_orders_and_kinds_of_zeros() -> None:
     names = ("bits", "sym", "desc_act", "checkpoint_format")
     assert {name: len({case["config"][name] for case in CASES.values()}) for name in names} == dict.fromkeys(names, 2)

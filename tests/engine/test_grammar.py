@@ -63,7 +63,7 @@ WORDS = Constraint(choice={"texts": ["red", "reed", "green"]})
     ("text", "allowed", "refused"),
     [("", "rg", "eod"), ("r", "e", "rd"), ("re", "de", "r"), ("reed", "", "abcdefghij"), ("red", "", "red")],
 )
-def test_a_row_allows_what_may_follow(text: str, allowed: str, refused: str) -> None:
+def test_a_grammar_mask_allows_the_ids_that_may_follow(text: str, allowed: str, refused: str) -> None:
     row = alone(WORDS, ids_of(text))
     assert row is not None
     assert {*ids_of(allowed)} <= row and row.isdisjoint(ids_of(refused))
@@ -164,7 +164,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("fault", CHECKS)
-def test_none_of_the_known_faults(fault: str) -> None:
+def test_the_grammar_has_none_of_the_known_faults(fault: str) -> None:
     CHECKS[fault](rule_of)
 
 
@@ -215,7 +215,7 @@ class CallsBeginWhenCommitted(GrammarRule):
         ("a call's beginning in a draft", CallsBeginWhenCommitted),
     ],
 )
-def test_each_of_the_known_faults_would_show(fault: str, broken: type[GrammarRule]) -> None:
+def test_each_known_fault_of_a_grammar_would_be_found(fault: str, broken: type[GrammarRule]) -> None:
     with pytest.raises(AssertionError):
         CHECKS[fault](lambda constraint, output: broken(GRAMMARS.compile(constraint), VOCAB_SIZE, (EOS,), output))
 
@@ -238,7 +238,7 @@ def test_a_block_under_a_grammar_equals_its_rows_one_by_one() -> None:
             assert choose_tokens(logits[row : row + 1], [ahead]).token_ids == [together[row]], "as a drafter asks"
 
 
-def test_an_end_that_alone_is_allowed_comes_before_min_new_tokens() -> None:
+def test_an_end_id_that_alone_is_allowed_precedes_min_new_tokens() -> None:
     params = SamplingParams(temperature=0.0, min_new_tokens=50, eos_token_ids=(EOS,))
     for text, expected in (("red", EOS), ("re", ids_of("e")[0])):
         output = ids_of(text)
@@ -259,7 +259,7 @@ def test_drafts_are_cut_where_the_grammar_refuses() -> None:
     assert SequenceRules(PARAMS, [1], output).allowed_nodes([x]) == [0]
 
 
-def test_a_rule_made_again_behind_the_output_is_the_same() -> None:
+def test_a_grammar_rebuilt_after_the_output_is_the_same() -> None:
     text = ids_of("[12, -3,4]")
     rule = rule_of(NUMBERS, [])
     for index, token_id in enumerate(text):
@@ -267,7 +267,7 @@ def test_a_rule_made_again_behind_the_output_is_the_same() -> None:
         assert masks(rule, text[: index + 1], []) == masks(rule_of(NUMBERS, text[: index + 1]), text[: index + 1], [])
 
 
-def test_an_output_that_the_grammar_refuses_has_a_fault_and_no_token() -> None:
+def test_an_output_that_the_grammar_rejects_has_an_error_and_no_token() -> None:
     output = ids_of("rx")
     rules = SequenceRules(PARAMS, [1], output, rule_of(WORDS, output))
     assert "not allowed" in rules.fault
@@ -275,7 +275,7 @@ def test_an_output_that_the_grammar_refuses_has_a_fault_and_no_token() -> None:
     assert path is not None and path.allowed is not None and not path.allowed.any()
 
 
-def test_an_error_of_the_library_at_a_draft_is_gone_with_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_error_at_a_drafted_token_does_not_outlive_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     output = ids_of("[1")
     rule = rule_of(NUMBERS, output)
     expected = masks(rule, output, ids_of("2,"))
@@ -287,7 +287,7 @@ def test_an_error_of_the_library_at_a_draft_is_gone_with_the_draft(monkeypatch: 
 
 
 @pytest.mark.parametrize("num_ids", [1, 3, 50])
-def test_forced_ids_are_those_that_are_alone_where_they_stand(num_ids: int) -> None:
+def test_forced_ids_are_the_only_allowed_ids_of_their_position(num_ids: int) -> None:
     rng = random.Random(num_ids)
     properties = {"name": {"enum": ["red", "reed"]}, "n": {"const": 17}}
     schema = json.dumps({"type": "object", "properties": properties, "required": ["name", "n"]})

@@ -42,24 +42,24 @@ def steps_of(mask_s: float, num_drafts: int) -> tuple[GrammarRule, int]:
     return rule, len(output)
 
 
-def test_usual_masks_never_end_an_answer() -> None:
+def test_usual_grammar_masks_never_end_an_answer() -> None:
     for num_drafts in (0, 4):
         rule, num_tokens = steps_of(0.009, num_drafts)
         assert num_tokens == 400 and not rule.fault
 
 
-def test_masks_beyond_their_cpu_time_end_the_sequence_with_the_limit() -> None:
+def test_grammar_masks_beyond_their_cpu_time_end_the_sequence_with_the_limit() -> None:
     for num_drafts in (0, 4):
         rule, num_tokens = steps_of(0.1, num_drafts)
         assert num_tokens < 12 and "10 ms of CPU time a token" in rule.fault and not rule.is_inconsistent
 
 
-def test_no_mask_is_computed_beyond_the_cpu_time() -> None:
+def test_no_grammar_mask_is_computed_beyond_the_cpu_time() -> None:
     rule, _ = steps_of(2.0, 4)
     assert rule._num_masks == 1 and not rule.forced_ids([], 8)
 
 
-def test_a_copy_of_a_rule_counts_its_own_masks() -> None:
+def test_a_copy_of_a_grammar_counts_its_own_masks() -> None:
     rule = GrammarRule(GRAMMARS.compile(Constraint(regex="a*")), GRAMMARS.vocab_size, (EOS,), (), Clock(0.2))
     for _ in range(4):
         other = rule.copy()

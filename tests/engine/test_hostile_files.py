@@ -91,7 +91,7 @@ def test_a_damaged_safetensors_header_is_read_or_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "header", [b"[" * 100_000, b'{"a":' * 50_000, b"[]", b"{}x", b'{"a": 1}', b'{"a": {}}', b"\xff"]
 )
-def test_a_header_that_is_no_table_of_tensors_is_refused(header: bytes, tmp_path: Path) -> None:
+def test_an_invalid_safetensors_table_is_rejected(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelRefusedError, match="is not a safetensors file"):
@@ -109,7 +109,7 @@ def test_a_header_that_is_no_table_of_tensors_is_refused(header: bytes, tmp_path
         ({"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}, "8 bytes are not"),
     ],
 )
-def test_a_tensor_that_cannot_be_is_refused(entry: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_an_impossible_tensor_entry_is_rejected(entry: dict[str, Any], reason: str, tmp_path: Path) -> None:
     header = json.dumps({"a": entry}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
@@ -183,7 +183,7 @@ def test_damaged_settings_of_a_quantization_are_taken_or_refused(method: str, tm
 
 
 @pytest.mark.parametrize("method", sorted(WRITTEN.keys() - {"mxfp4"}))
-def test_a_file_that_is_damaged_anywhere_is_served_or_refused(method: str, tmp_path: Path) -> None:
+def test_a_model_file_damaged_anywhere_is_loaded_or_rejected(method: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     files.write_quantized(tmp_path, *WRITTEN[method])
     path = tmp_path / "model.safetensors"

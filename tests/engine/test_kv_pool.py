@@ -12,7 +12,7 @@ def pool(num_pages: int) -> KvPool:
     return KvPool(SHAPES, num_pages, 16, torch.bfloat16, torch.device("cpu"))
 
 
-def test_slots_are_zero_where_nothing_was_written() -> None:
+def test_unwritten_slots_of_the_kv_pool_are_zero() -> None:
     made = pool(3)
     for layer in SHAPES:
         keys, values = made.keys[layer], made.values[layer]
@@ -23,7 +23,7 @@ def test_slots_are_zero_where_nothing_was_written() -> None:
         assert keys.data_ptr() % 64 == values.data_ptr() % 64 == 0, "vectors of the kernels do not cross cache lines"
 
 
-def test_memory_is_taken_once_it_is_written_to() -> None:
+def test_kv_pool_memory_is_taken_when_it_is_written() -> None:
     page_bytes = sum(shape.page_bytes(16, 2) for shape in SHAPES.values())
     num_pages = (512 << 20) // page_bytes
     before = psutil.Process().memory_info().rss

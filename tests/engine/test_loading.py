@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from betoken.engine.cpu.row_linear import replace_linears
 
 
-def test_a_layers_weights_are_let_go_of_when_another_layer_has_its_place() -> None:
+def test_weights_of_a_replaced_layer_are_freed_during_the_load() -> None:
     """Or all of a model's would be in memory twice for a while."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(4)))
     weights: list[weakref.ref[Tensor]] = []

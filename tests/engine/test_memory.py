@@ -63,7 +63,7 @@ def test_weights_take_little_more_than_their_file(kind: str, checkpoints: dict[s
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])  # a separate output layer, and a tied one
-def test_the_bytes_of_weights_are_stated(family: str, tmp_path: Path) -> None:
+def test_the_bytes_of_weights_are_reported(family: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load_runner(EngineConfig(directory, dtype="float32", num_pages=64, compile="off"))
     (file,) = Path(directory).glob("*.safetensors")

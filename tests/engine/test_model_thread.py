@@ -42,7 +42,7 @@ def set_fault(core, where):
 
 
 @pytest.mark.parametrize("where", ["has_work", "step", "expire"])
-def test_a_fault_ends_the_thread_is_logged_and_reported(caplog, where):
+def test_a_fault_ends_the_model_thread_is_logged_and_reported(caplog, where):
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
     assert not thread.failure.done()
@@ -53,14 +53,14 @@ def test_a_fault_ends_the_thread_is_logged_and_reported(caplog, where):
     assert "the thread fragile ends" in caplog.text and "Traceback" in caplog.text
 
 
-def test_a_submitted_command_that_raises_ends_the_thread_too():
+def test_a_submitted_command_that_raises_ends_the_model_thread_too():
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)
     thread.submit([lambda core: 1 // 0])
     assert isinstance(thread.failure.result(30), ZeroDivisionError)
 
 
-def test_a_thread_that_is_stopped_has_not_failed():
+def test_a_stopped_model_thread_has_not_failed():
     thread = ModelThread(Core, "sound")
     thread.start().result(30)
     started_s = time.monotonic()
@@ -78,7 +78,7 @@ class BusyCore(Core):
 
 
 @pytest.mark.parametrize("core", [Core, BusyCore])
-async def test_neither_idle_nor_busy_threads_are_given_up(core):
+async def test_neither_idle_nor_busy_model_threads_are_given_up(core):
     thread = ModelThread(core, "sound")
     thread.start().result(30)
     async with thread.running(watchdog_timeout_s=0.5) as failure:
@@ -107,7 +107,7 @@ async def test_a_command_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, 
     assert statuses == [1], "it ended after all"
 
 
-async def test_a_thread_that_ended_by_a_fault_is_not_given_up_too(caplog, monkeypatch):
+async def test_a_model_thread_that_ended_by_a_fault_is_not_given_up_too(caplog, monkeypatch):
     monkeypatch.setattr(atexit, "register", lambda call: pytest.fail("the thread has ended"))
     thread = ModelThread(Core, "fragile")
     thread.start().result(30)

@@ -69,7 +69,7 @@ _IDS = st.lists(st.integers(0, 1), max_size=24)
         max_size=60,
     ),
 )
-def test_every_text_holds_its_own_ids_after_every_operation(
+def test_every_page_list_holds_its_own_ids_after_every_operation(
     num_pages: int, page_size: int, is_caching: bool, operations: list[tuple[str, int, list[int]]]
 ) -> None:
     pool = Pool(num_pages, page_size, is_caching)
@@ -115,7 +115,7 @@ def test_every_text_holds_its_own_ids_after_every_operation(
     assert pool.table.num_free == num_pages
 
 
-def test_a_text_that_begins_alike_starts_with_what_is_there() -> None:
+def test_a_text_with_a_cached_prefix_starts_with_its_pages() -> None:
     pool = Pool(num_pages=8, page_size=4)
     first = pool.begin([1, 2, 3, 4, 5, 6, 7, 8, 9])
     pool.write(first, 9)
@@ -138,7 +138,7 @@ def test_equal_pages_become_one() -> None:
     assert first.page_ids == second.page_ids and pool.table.num_free == 6
 
 
-def test_the_end_of_the_oldest_text_is_forgotten_first() -> None:
+def test_the_last_pages_of_the_oldest_text_are_evicted_first() -> None:
     pool = Pool(num_pages=4, page_size=2)
     for ids in ([1, 1, 1, 1], [2, 2, 2, 2]):
         text = pool.begin(ids)
@@ -149,13 +149,13 @@ def test_the_end_of_the_oldest_text_is_forgotten_first() -> None:
     assert pool.table.num_references(blank.page_ids[0]) == 1
 
 
-def test_without_prefix_caching_nothing_is_found() -> None:
+def test_without_prefix_caching_no_pages_are_found() -> None:
     pool = Pool(num_pages=4, page_size=2, is_caching=False)
     pool.write(pool.begin([1, 1, 1, 1]), 4)
     assert pool.table.find([1, 1, 1, 1]) == []
 
 
-def test_integrity_names_what_is_wrong() -> None:
+def test_the_integrity_check_of_pages_names_the_fault() -> None:
     table = PageTable(4, 16)
     page_ids, _ = table.allocate(range(20))
     with pytest.raises(IntegrityError, match="references"):

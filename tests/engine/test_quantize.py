@@ -36,7 +36,7 @@ def layers_of(path: Any, **others: Any) -> dict[str, GroupedLinear]:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_everyone_reads_the_same_numbers(kind: Any, tmp_path: Path) -> None:
+def test_transformers_and_the_engine_read_the_same_quantized_numbers(kind: Any, tmp_path: Path) -> None:
     source, target = save(tmp_path / "source"), tmp_path / "target"
     told: list[float] = []
     assert quantize(source, target, kind, told.append) == 14
@@ -59,7 +59,7 @@ def test_everyone_reads_the_same_numbers(kind: Any, tmp_path: Path) -> None:
         assert torch.equal(theirs.get_submodule(path).weight, numbers.bfloat16())
 
 
-def test_many_tensors_go_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_quantized_tensors_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = save(tmp_path / "source"), tmp_path / "target"
     monkeypatch.setattr(module, "FILE_BYTES", 1 << 18)
     quantize(source, target, "int4")
@@ -72,7 +72,7 @@ def test_many_tensors_go_to_several_files(tmp_path: Path, monkeypatch: pytest.Mo
         assert torch.equal(layer.grouped.dequantised(), layers_of(again)[path].grouped.dequantised())
 
 
-def test_layers_of_other_widths_stay_dense(tmp_path: Path) -> None:
+def test_layers_of_unsupported_widths_stay_dense(tmp_path: Path) -> None:
     source, target = save_tiny(tmp_path / "source", "qwen3"), tmp_path / "target"
     assert quantize(str(source), target, "int8") == 2
     assert layers_of(target).keys() == {f"model.layers.{layer}.self_attn.o_proj" for layer in (0, 1)}
@@ -80,7 +80,9 @@ def test_layers_of_other_widths_stay_dense(tmp_path: Path) -> None:
         quantize(save_tiny(tmp_path / "narrow", "llama"), tmp_path / "none", "int8")
 
 
-def test_what_is_not_dense_or_there_already_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantizing_a_quantized_checkpoint_or_into_an_existing_folder_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = save(tmp_path / "source"), tmp_path / "target"
     quantize(source, target, "int8")
     for given, place, reason in (
@@ -93,7 +95,7 @@ def test_what_is_not_dense_or_there_already_is_refused(tmp_path: Path, capsys: p
         assert reason in capsys.readouterr().err
 
 
-def test_what_transformers_cannot_make_is_refused(tmp_path: Path) -> None:
+def test_quantizing_a_model_that_transformers_cannot_load_is_rejected(tmp_path: Path) -> None:
     source = Path(save(tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
     for fields, reason in (
@@ -106,7 +108,7 @@ def test_what_transformers_cannot_make_is_refused(tmp_path: Path) -> None:
             quantize(str(source), tmp_path / "target", "int8")
 
 
-def test_what_fails_midway_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_quantization_leaves_no_files(tmp_path: Path) -> None:
     source, target = Path(save(tmp_path / "source")), tmp_path / "target"
     weights = load_file(source / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -117,7 +119,7 @@ def test_what_fails_midway_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_the_command_says_what_it_did(tmp_path: Path) -> None:
+def test_the_quantize_command_reports_its_result(tmp_path: Path) -> None:
     source, target = save(tmp_path / "source"), tmp_path / "target"
     command = [sys.executable, "-m", "betoken.cli", "quantize", source, str(target), "--quantize", "int4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -22,7 +22,7 @@ def config_of(directory: Path, dtype: Any = "float32") -> EngineConfig:
 
 
 @pytest.mark.parametrize(("family", "store", "quantization"), WAYS)
-def test_its_experts_stay_in_their_bytes_and_are_the_same_numbers(
+def test_quantized_experts_stay_packed_and_have_the_same_numbers(
     family: str, store: Any, quantization: dict[str, Any], tmp_path: Path
 ) -> None:
     plain, packed = save_both(family, store, quantization, tmp_path)
@@ -48,7 +48,7 @@ def test_its_experts_stay_in_their_bytes_and_are_the_same_numbers(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("family", "store", "quantization"), WAYS)
-def test_its_logits_are_those_of_the_same_weights_stored_plainly(
+def test_logits_of_quantized_experts_equal_those_of_dense_weights(
     family: str, store: Any, quantization: dict[str, Any], dtype: Any, tmp_path: Path
 ) -> None:
     plain, packed = save_both(family, store, quantization, tmp_path)
@@ -61,7 +61,7 @@ def test_its_logits_are_those_of_the_same_weights_stored_plainly(
 
 
 @pytest.mark.parametrize(("dtype", "way"), [("bfloat16", 1), ("float32", 1), ("float32", 2)])
-def test_compiled_it_gives_the_same(dtype: Any, way: int, tmp_path: Path) -> None:
+def test_compiled_quantized_experts_give_the_same_logits(dtype: Any, way: int, tmp_path: Path) -> None:
     _, packed = save_both(*WAYS[way], tmp_path)
     eager = load_runner(config_of(packed, dtype))
     compiled = load_runner(EngineConfig(str(packed), dtype=dtype, num_pages=16, compile="on"))
@@ -85,7 +85,9 @@ def test_compiled_it_gives_the_same(dtype: Any, way: int, tmp_path: Path) -> Non
         (FP8, {"1.w3.weight_scale_inv": torch.ones(6, 3)}, r"fp8: .*experts.1.w3.weight_scale_inv: \[6, 3\] of F32"),
     ],
 )
-def test_others_are_refused(quantization: Any, changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_other_quantized_experts_are_rejected(
+    quantization: Any, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     _, packed = save_both("mixtral", store_fp8, quantization, tmp_path)
     stored = load_file(packed / "model.safetensors")
     for name, tensor in changes.items():
@@ -108,7 +110,7 @@ def test_an_expert_whose_layers_are_in_two_orders_is_refused(tmp_path: Path) -> 
         load_model(config_of(packed), lambda stage, fraction: None)
 
 
-def test_blocks_that_are_no_experts_are_refused(tmp_path: Path) -> None:
+def test_quantized_blocks_that_are_not_experts_are_rejected(tmp_path: Path) -> None:
     _, packed = save_both(*WAYS[0], tmp_path)
     stored = load_file(packed / "model.safetensors")
     stored["model.layers.0.self_attn.q_proj_blocks"] = torch.zeros(1, dtype=torch.uint8)
@@ -117,7 +119,7 @@ def test_blocks_that_are_no_experts_are_refused(tmp_path: Path) -> None:
         load_model(config_of(packed), lambda stage, fraction: None)
 
 
-def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_scale_of_nan_is_rejected(tmp_path: Path) -> None:
     _, packed = save_both(*WAYS[0], tmp_path)
     stored = load_file(packed / "model.safetensors")
     stored["model.layers.1.mlp.experts.down_proj_scales"][2, 3, 1] = 255

@@ -93,7 +93,7 @@ def gap_of(logits: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_weight_is_the_number_of_its_format_to_the_last_bit(name: str, tmp_path: Path) -> None:
+def test_a_quantized_weight_has_the_numbers_of_its_format_to_the_last_bit(name: str, tmp_path: Path) -> None:
     numbers = write(tmp_path, name)
     loaded, info = load_model(config_of(tmp_path, "bfloat16"), lambda stage, fraction: None)
     layers = {path: layer for path, layer in loaded.named_modules() if isinstance(layer, GroupedLinear)}
@@ -108,7 +108,7 @@ def save_and_load(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_its_tokens_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
+def test_tokens_of_a_quantized_checkpoint_equal_the_dequantized_models(name: str, tmp_path: Path) -> None:
     numbers = write(tmp_path, name)
     plain = AutoModelForCausalLM.from_pretrained(save_tiny(tmp_path / "plain", "llama"), dtype=torch.float32).eval()
     for path, weight in numbers.items():
@@ -129,7 +129,7 @@ STRADDLING = [name for name in FORMATS if "4" in name and name.startswith("bnb")
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"packed-float-scales", *STRADDLING}))
-def test_weights_take_no_more_than_the_file_by_a_tenth(name: str, tmp_path: Path) -> None:
+def test_quantized_weights_take_at_most_a_tenth_more_than_the_file(name: str, tmp_path: Path) -> None:
     numbers = write(tmp_path, name)
     stored = load_file(tmp_path / "model.safetensors")
     in_file = sum(weight.nbytes for key, weight in stored.items() if key.rpartition(".")[0] in numbers)
@@ -166,7 +166,7 @@ PACKED, GPTQ, FP8 = "packed-4-group-asymmetric", "gptq-4", "fp8-block"
         ),
     ],
 )
-def test_a_setting_that_is_not_supported_is_refused_by_name(
+def test_an_unsupported_quantization_setting_is_rejected_by_name(
     name: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     write(tmp_path, name)
@@ -189,7 +189,9 @@ def test_a_setting_that_is_not_supported_is_refused_by_name(
         ("num_bits", 8, r"weight_packed: no group has 4 bits"),
     ],
 )
-def test_a_group_that_is_not_supported_is_refused_by_name(field: str, value: Any, reason: str, tmp_path: Path) -> None:
+def test_an_unsupported_quantization_group_is_rejected_by_name(
+    field: str, value: Any, reason: str, tmp_path: Path
+) -> None:
     write(tmp_path, PACKED)
     path = tmp_path / "config.json"
     described = json.loads(path.read_text())
@@ -224,7 +226,7 @@ def test_a_group_that_is_not_supported_is_refused_by_name(field: str, value: Any
         (FP8, "weight", lambda codes: (codes.float() * torch.nan).to(codes.dtype), r"weight: holds NaN"),
     ],
 )
-def test_a_tensor_that_is_not_what_the_format_says_is_refused(
+def test_a_tensor_that_does_not_match_its_format_is_rejected(
     name: str, tensor: str, change: Any, reason: str, tmp_path: Path
 ) -> None:
     write(tmp_path, name)
@@ -239,7 +241,7 @@ def test_a_tensor_that_is_not_what_the_format_says_is_refused(
 
 
 @pytest.mark.parametrize("name", [PACKED, GPTQ, "awq", FP8])
-def test_a_file_that_is_cut_off_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_truncated_quantized_file_is_rejected(name: str, tmp_path: Path) -> None:
     write(tmp_path, name)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()

@@ -55,7 +55,9 @@ def states(runner: ModelRunner, pages: PageList) -> list[torch.Tensor]:
 
 @examples(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
+def test_after_any_verification_the_recurrent_state_is_that_of_the_committed_ids(
+    runner: ModelRunner, seed: int
+) -> None:
     rng = random.Random(seed)
     ids = [rng.randrange(101) for _ in range(rng.randrange(1, 12))]
     pages, _ = runner.page_table.allocate(range(MAX_TOKENS))
@@ -72,7 +74,7 @@ def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: Model
     runner.page_table.check_integrity([])
 
 
-def test_the_memory_of_a_sequence_is_stated(runner: ModelRunner) -> None:
+def test_the_state_memory_of_a_sequence_is_reported(runner: ModelRunner) -> None:
     pool = runner._forward._states  # type: ignore[attr-defined]
     tensors = [tensor for layer in pool.layers() for tensor in layer]
     num_states = max(len(tensor) for tensor in tensors)

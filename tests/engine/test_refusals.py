@@ -42,7 +42,7 @@ _LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128}
         ({"is_encoder_decoder": True}, "encoder"),
     ],
 )
-def test_configurations_that_read_more_than_their_row(settings: dict[str, object], reason: str) -> None:
+def test_configurations_that_read_other_rows_are_rejected(settings: dict[str, object], reason: str) -> None:
     with pytest.raises(ModelRefusedError, match=reason):
         check_layers(SimpleNamespace(**settings))
         settle_frequencies(SimpleNamespace(**settings), max_context=256, is_asked=False)
@@ -71,7 +71,7 @@ def test_code_of_a_checkpoint_is_not_run(
 
 
 @pytest.mark.parametrize("model_type", ["blip-2", "t5"])
-def test_a_type_that_is_no_language_model_is_reported(model_type: str, tmp_path: Path) -> None:
+def test_a_model_type_that_is_not_a_language_model_is_rejected(model_type: str, tmp_path: Path) -> None:
     """Not by the names of all that are, nor by what else it lacks."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(ModelRefusedError, match=f"^model type '{model_type}' is not a causal language model"):
@@ -100,7 +100,7 @@ def test_a_multimodal_type_whose_text_cannot_be_served_says_why(model_type: str,
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 
-def test_code_that_transformers_has_too_is_left_alone(tmp_path: Path) -> None:
+def test_checkpoint_code_of_a_type_in_transformers_is_ignored(tmp_path: Path) -> None:
     """Like the code of Phi-3 and DeepSeek-V3, which preceded transformers' own."""
     directory = save_tiny(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text())
@@ -122,7 +122,7 @@ def test_longrope_within_its_original_length_is_served() -> None:
         ({"is_causal": False}, None, "causal"),
     ],
 )
-def test_attention_that_we_would_have_to_ignore(
+def test_attention_arguments_without_support_are_rejected(
     keywords: dict[str, object], mask: torch.Tensor | None, reason: str
 ) -> None:
     module = nn.Module()
@@ -132,7 +132,7 @@ def test_attention_that_we_would_have_to_ignore(
         _attention_forward(module, heads, heads, heads, mask, **{CONTEXT_KEYWORD: ProbeContext()}, **keywords)
 
 
-def test_windows_that_the_mask_does_not_know(tmp_path: Path) -> None:
+def test_attention_windows_that_the_mask_does_not_express_limit_the_context(tmp_path: Path) -> None:
     """A layer of MiniMax passes its attention a position that its mask excludes."""
     directory = save_tiny(tmp_path, "minimax")
     config = json.loads((tmp_path / "config.json").read_text())
@@ -142,14 +142,14 @@ def test_windows_that_the_mask_does_not_know(tmp_path: Path) -> None:
     load_runner(EngineConfig(directory, compile="off", num_pages=8, max_context=32))
 
 
-def test_a_window_in_the_configuration_of_a_model_that_has_none(tmp_path: Path) -> None:
+def test_a_window_in_the_configuration_of_a_model_without_windows_is_ignored(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 32, "use_sliding_window": False}))
     load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
-def test_whatever_a_model_raises_after_its_layers_are_replaced(tmp_path: Path) -> None:
+def test_a_model_that_raises_after_its_layers_are_replaced_is_rejected(tmp_path: Path) -> None:
     """Its router reads the weight of a linear layer that is not there any more."""
     config = EngineConfig(save_tiny(tmp_path, "longcat_flash"), compile="off", num_pages=8)
     if load_cpu_kernels(config.cache_dir) is None:
@@ -169,7 +169,7 @@ class OwnProduct(nn.Module):
         return torch.matmul(x, self.weight.T)
 
 
-def test_a_product_that_is_none_of_ours(tmp_path: Path) -> None:
+def test_a_product_outside_the_replaced_layers_is_rejected(tmp_path: Path) -> None:
     config = EngineConfig(save_tiny(tmp_path, "llama"), compile="off", num_pages=8)
     if load_cpu_kernels(config.cache_dir) is None:
         pytest.skip("no C++ compiler: all products are torch's own, over padded blocks of rows")
@@ -180,7 +180,7 @@ def test_a_product_that_is_none_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_batch_rows", [2, 16])
-def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> None:
+def test_small_forwards_are_checked_at_load_too(max_batch_rows: int, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     load_runner(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
 
@@ -189,7 +189,9 @@ def test_small_forwards_are_checked_too(max_batch_rows: int, tmp_path: Path) -> 
     ("settings", "limit"),
     [({"num_pages": 3}, "3 pages are below 4"), ({"num_pages": 9, "page_size": 4}, "9 pages are below 10")],
 )
-def test_fewer_pages_than_the_check_at_load_takes(settings: dict[str, int], limit: str, tmp_path: Path) -> None:
+def test_fewer_pages_than_the_check_at_load_takes_are_rejected(
+    settings: dict[str, int], limit: str, tmp_path: Path
+) -> None:
     with pytest.raises(ModelRefusedError, match=f"num_pages: {limit}"):
         load_runner(EngineConfig(save_tiny(tmp_path, "llama"), compile="off", **settings))  # type: ignore[arg-type]
 
@@ -212,29 +214,29 @@ def test_attention_finds_the_batch_where_no_keywords_reach_it() -> None:
         model()
 
 
-def test_distances_that_falcon_rounds(tmp_path: Path) -> None:
+def test_alibi_distances_that_falcon_rounds_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="falcon: alibi = true"):
         load_runner(EngineConfig(save_tiny(tmp_path, "falcon, alibi"), compile="off", num_pages=8))
 
 
-def test_a_model_with_an_attention_of_its_own(tmp_path: Path) -> None:
+def test_a_model_with_its_own_attention_code_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="its code does not use the attention interface of transformers"):
         load_runner(EngineConfig(save_tiny(tmp_path, "xglm"), compile="off", num_pages=8))
 
 
-def test_a_directory_without_a_model(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="config.json"):
         load_runner(EngineConfig(str(tmp_path)))
 
 
 @pytest.mark.parametrize("model", ["~nobody-of-that-name/model", "m" * 300, "directory/" + "m" * 5000])
-def test_names_that_no_directory_can_have(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_names_that_no_directory_can_have_are_rejected(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelRefusedError, match=f"^{model!r}"):
         resolve_directory(model, None)
 
 
-def test_a_directory_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_model_directory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one below another user's home."""
 
     def is_dir(path: Path) -> bool:
@@ -245,7 +247,7 @@ def test_a_directory_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) 
         resolve_directory("/home/somebody/model", None)
 
 
-def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_without_some_of_its_weights_is_rejected(tmp_path: Path) -> None:
     """transformers would give them random values, other ones in every process."""
     directory = save_tiny(tmp_path, "llama")
     weights = load_file(tmp_path / "model.safetensors")
@@ -255,7 +257,7 @@ def test_a_checkpoint_without_some_of_its_weights(tmp_path: Path) -> None:
         load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
-def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> None:
+def test_weights_quantized_in_an_unknown_format_are_rejected(tmp_path: Path) -> None:
     """It would take the int8 numbers for the weights and leave the scales aside."""
     directory = save_tiny(tmp_path, "llama")
     weights = load_file(tmp_path / "model.safetensors")
@@ -278,7 +280,7 @@ def test_weights_quantized_in_a_way_unknown_to_transformers(tmp_path: Path) -> N
         ("tokenizer.json", '{"model": null}', "tokenizer.json is not a tokenizer"),
     ],
 )
-def test_files_that_are_not_what_they_should_be(name: str, content: str, reason: str, tmp_path: Path) -> None:
+def test_invalid_model_files_are_rejected(name: str, content: str, reason: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelRefusedError, match=reason):
@@ -312,7 +314,9 @@ def test_files_that_are_not_what_they_should_be(name: str, content: str, reason:
         ),
     ],
 )
-def test_values_that_only_we_read(settings: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_invalid_values_of_the_configuration_are_rejected(
+    settings: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     directory = save_tiny(tmp_path, "llama")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
@@ -320,14 +324,14 @@ def test_values_that_only_we_read(settings: dict[str, object], reason: str, tmp_
         load_runner(EngineConfig(directory, compile="off", num_pages=8))
 
 
-def test_a_type_that_only_the_checkpoint_has(tmp_path: Path) -> None:
+def test_a_model_type_that_only_the_checkpoint_defines_is_rejected(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
     AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).save_pretrained(directory)
     with pytest.raises(ModelRefusedError, match="dtype: .* is stored in float64: set one of bfloat16, float16"):
         load_runner(EngineConfig(directory, dtype="auto", compile="off", num_pages=8))
 
 
-def test_a_context_beyond_the_models_own(tmp_path: Path) -> None:
+def test_a_context_beyond_the_models_own_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match="max_context"):
         load_runner(EngineConfig(save_tiny(tmp_path, "llama"), max_context=641))
 
@@ -356,6 +360,6 @@ def test_a_device_that_is_not_there_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["num_pages", "page_size", "max_batch_rows", "num_threads"])
-def test_settings_out_of_range_name_the_field(field: str) -> None:
+def test_engine_settings_out_of_range_name_the_field(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         EngineConfig("somewhere", **{field: 0})  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ def config_of(path: Any, quantize: Any, dtype: Any = "float32") -> EngineConfig:
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("shape", [(7, 96), (33, 300), (5, 31), (1, 128)])
-def test_a_number_moves_by_half_a_step_at_most(kind: Any, shape: tuple[int, int]) -> None:
+def test_a_rounded_weight_moves_by_half_a_step_at_most(kind: Any, shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     weight[0, :32] = 0
     grouped = rounded(kind, weight)
@@ -46,7 +46,7 @@ def test_a_number_moves_by_half_a_step_at_most(kind: Any, shape: tuple[int, int]
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_its_tokens_are_those_of_the_rounded_model(family: str, kind: Any, tmp_path: Path) -> None:
+def test_tokens_equal_those_of_the_rounded_model(family: str, kind: Any, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load_runner(config_of(directory, kind))
     loaded, _ = load_model(config_of(directory, kind), lambda stage, fraction: None)
@@ -83,7 +83,7 @@ def test_fingerprints_and_arithmetic_distinguish_rounded_models(tmp_path: Path) 
     assert len({runner.info.num_parameters for runner in runners}) == 1
 
 
-def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
+def test_rounding_a_quantized_checkpoint_is_rejected(tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
     files.write_quantized(tmp_path, files.awq_config(32), files.store_awq(32))
     with pytest.raises(ModelRefusedError, match=r"quantize: int8: .* is quantized already, by 'awq'"):
@@ -93,6 +93,6 @@ def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
         load_model(config_of(path, "int4"), lambda stage, fraction: None)
 
 
-def test_another_kind_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_rounding_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="quantize: 'int3' is not one of int8, int4"):
         config_of(tmp_path, "int3")

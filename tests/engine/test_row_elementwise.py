@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [1, 8, 48])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_rows_do_not_see_their_number(name: str, width: int, dtype: torch.dtype) -> None:
+def test_rows_of_elementwise_functions_do_not_depend_on_their_number(name: str, width: int, dtype: torch.dtype) -> None:
     function = FUNCTIONS[name]
     rows = (4 * torch.randn(300, width, generator=torch.Generator().manual_seed(0))).to(dtype)
     with WholeVectors():
@@ -43,7 +43,7 @@ def test_rows_do_not_see_their_number(name: str, width: int, dtype: torch.dtype)
     assert together.dtype == dtype
 
 
-def test_rows_that_fill_vectors_are_left_alone() -> None:
+def test_elementwise_functions_of_rows_that_fill_vectors_are_left_alone() -> None:
     with WholeVectors() as whole_vectors:
         functional.silu(torch.ones(3, 128))
         torch.rsqrt(torch.ones(3, 1))  # a norm's

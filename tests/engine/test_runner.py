@@ -46,7 +46,7 @@ def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
-def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(family: str, dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), dtype, self_check=False)
     sequences = prompts([37, 5, 1, 18])
     together = forward_together(runner, sequences)
@@ -57,7 +57,9 @@ def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_pat
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])
-def test_a_gate_of_one_number_a_row(has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_of_one_number_a_row_has_the_same_bits_in_any_batch(
+    has_kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not has_kernels:
         monkeypatch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
     runner = load(save_tiny(tmp_path, "qwen2_moe"), "float32", max_context=32)  # as long as its window
@@ -87,7 +89,7 @@ def test_replicas_may_differ_in_threads_and_pages(
     assert len(names) == 1
 
 
-def test_a_pool_smaller_than_the_named_logits(tmp_path: Path) -> None:
+def test_a_kv_pool_smaller_than_the_named_logits_works(tmp_path: Path) -> None:
     config = EngineConfig(save_tiny(tmp_path, "llama"), num_pages=4, page_size=2, compile="off", self_check=False)
     assert load_runner(config).numerics
 
@@ -113,7 +115,7 @@ def test_kv_takes_no_more_memory_than_it_is_given(
     assert (runner.page_table.num_pages, runner.info.max_context) == (num_pages, max_context)
 
 
-def test_a_context_that_is_asked_for_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_context_has_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("betoken.engine.config._KV_MEMORY_BYTES", 20 * TINY_PAGE_BYTES)
     runner = load(save_tiny(tmp_path, "llama"), "float32", compile="off", num_pages=None, max_context=400)
     assert (runner.page_table.num_pages, runner.info.max_context) == (25, 400)
@@ -133,7 +135,9 @@ def test_too_little_memory_for_kv_is_refused(settings: dict[str, int], message: 
         load(save_tiny(tmp_path, "llama"), "float32", compile="off", **({"num_pages": None} | settings))
 
 
-def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_rounds_otherwise_changes_the_name_of_the_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = save_tiny(tmp_path, "gemma2")
     ours, tanh = load(directory, "float32"), torch.tanh
     monkeypatch.setattr(torch, "tanh", lambda x: torch.nextafter(tanh(x), torch.ones(())))
@@ -142,7 +146,9 @@ def test_a_function_that_rounds_otherwise_shows_in_the_name(tmp_path: Path, monk
     assert ours.numerics != theirs.numerics
 
 
-def test_the_instruction_set_of_the_kernels_is_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_instruction_set_of_the_kernels_is_in_the_name_of_the_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The router accepts workers of equal names as replicas."""
     directory, names = save_tiny(tmp_path, "llama"), set()
     for isa in ("native", "avx2"):
@@ -184,7 +190,7 @@ def test_greedy_decode_equals_generate(family: str, tmp_path: Path) -> None:
     assert tokens == expected
 
 
-def test_a_half_type_whose_model_widens_its_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_type_model_that_widens_its_logits_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check at load allows for what the model computes in, not for what it answers in."""
 
     def forward(self: LlamaForCausalLM, **keywords: object) -> object:
@@ -198,7 +204,7 @@ def test_a_half_type_whose_model_widens_its_logits(tmp_path: Path, monkeypatch: 
     assert forward_together(runner, prompts([5]))[0].dtype == torch.float32
 
 
-def test_a_forward_without_logits_gives_none(tmp_path: Path) -> None:
+def test_a_forward_without_logits_returns_none(tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "llama"), "float32")
     page_ids, _ = runner.page_table.allocate(range(8))
     assert runner.forward([Segment(page_ids, 0, [1, 2, 3], 0)]).logits.shape == (0, 101)
@@ -215,13 +221,13 @@ def test_a_forward_without_logits_gives_none(tmp_path: Path) -> None:
         (Segment(range(20), 0, [1] * 300, 1), "rows"),
     ],
 )
-def test_bad_segments_are_refused(segment: Segment, message: str, tmp_path: Path) -> None:
+def test_bad_segments_of_a_forward_are_rejected(segment: Segment, message: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "llama"), "float32", self_check=False)
     with pytest.raises(ValueError, match=message):
         runner.forward([segment])
 
 
-def test_info_and_step_costs(tmp_path: Path) -> None:
+def test_the_runner_reports_model_info_and_step_costs(tmp_path: Path) -> None:
     stages: list[float] = []
     config = EngineConfig(save_tiny(tmp_path, "gpt2"), dtype="auto", num_pages=50, compile="off")
     runner = load_runner(config, lambda stage, fraction: stages.append(fraction))
@@ -246,7 +252,7 @@ def test_steps_are_timed_also_where_little_context_fits(
     assert (costs[0].rows, costs[-1].rows) == (1, most_rows)
 
 
-def test_a_model_on_the_cpu_comes_with_the_kernels_that_draw(tmp_path: Path) -> None:
+def test_a_model_on_the_cpu_loads_the_sampling_kernels(tmp_path: Path) -> None:
     if not native.is_available():
         pytest.skip("no C compiler")
     native._library.cache_clear()

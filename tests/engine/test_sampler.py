@@ -79,7 +79,7 @@ def test_a_node_of_a_tree_equals_its_path_as_committed_output() -> None:
         assert choose_tokens(logits, [tree, chain]) == rows_one_by_one(logits, [*alone, chain])
 
 
-def test_a_sequence_does_not_depend_on_the_others() -> None:
+def test_sampled_tokens_of_a_sequence_do_not_depend_on_other_sequences() -> None:
     groups = [
         SampleGroup(
             dataclasses.replace((EVERYTHING, GREEDY, SamplingParams(top_p=0.7))[i % 3], seed=i),
@@ -100,7 +100,7 @@ def test_a_sequence_does_not_depend_on_the_others() -> None:
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
-def test_native_and_reference_choose_the_same_tokens() -> None:
+def test_native_and_reference_sampling_choose_the_same_tokens() -> None:
     for seed in range(20):
         groups = [SampleGroup(dataclasses.replace(EVERYTHING, seed=seed), [5, 6], [8], [9, 8, seed])]
         logits = random_logits(4, vocab_size=1000, seed=seed)
@@ -109,14 +109,14 @@ def test_native_and_reference_choose_the_same_tokens() -> None:
         assert choose_tokens(logits, groups) == expected
 
 
-def test_greedy_takes_the_lowest_of_equal_logits() -> None:
+def test_greedy_sampling_takes_the_lowest_of_equal_logits() -> None:
     logits = torch.zeros(3, 50, dtype=torch.bfloat16)
     logits[1, [7, 30]] = 1.0
     logits[2, 49] = 1.0
     assert choose_tokens(logits, [SampleGroup(GREEDY, [1], [], [2, 3])]).token_ids == [0, 7, 49]
 
 
-def test_row_i_follows_the_first_i_draft_ids() -> None:
+def test_row_i_of_a_draft_follows_its_first_i_ids() -> None:
     """A bias towards 4 is undone once 4 is in the path: row 0 chooses 4, rows after the draft 4 do not."""
     params = SamplingParams(temperature=0.0, presence_penalty=2.0, logit_bias=((4, 1.0),))
     chosen = choose_tokens(torch.zeros(4, 8), [SampleGroup(params, [4], [], [6, 4, 6])])
@@ -182,14 +182,14 @@ def test_logprobs_of_equal_ids_are_in_id_order() -> None:
     assert entry is not None and entry.top_ids == [0, 1, 2, 3, 4]
 
 
-def test_the_logits_are_left_alone() -> None:
+def test_sampling_does_not_change_the_logits() -> None:
     logits = random_logits(4, dtype=torch.float32)
     before = logits.clone()
     choose_tokens(logits, [SampleGroup(EVERYTHING, [5], [6], [7, 8, 9])])
     assert torch.equal(logits, before)
 
 
-def test_ids_beyond_the_vocabulary_adjust_nothing() -> None:
+def test_ids_beyond_the_vocabulary_adjust_no_logits() -> None:
     """A draft model may know fewer ids than the target whose text it follows."""
     biased = dataclasses.replace(EVERYTHING, logit_bias=((3, 2.5), (99, 5.0)), eos_token_ids=(1, 120))
     known = dataclasses.replace(EVERYTHING, logit_bias=((3, 2.5),), eos_token_ids=(1,))
@@ -199,7 +199,7 @@ def test_ids_beyond_the_vocabulary_adjust_nothing() -> None:
         assert foreign == choose_tokens(logits, [SampleGroup(known, [5, 5], [95, 7], [6, 8])])
 
 
-def test_bad_calls_are_refused() -> None:
+def test_bad_calls_of_the_sampler_are_rejected() -> None:
     with pytest.raises(ValueError, match="rows"):
         choose_tokens(random_logits(3), [SampleGroup(GREEDY, [1], [], [])])
     with pytest.raises(ValueError, match="contiguous"):
@@ -207,7 +207,7 @@ def test_bad_calls_are_refused() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5, "frequency_penalty": 0.1}])
-def test_rules_take_memory_for_what_they_adjust(settings: dict[str, float]) -> None:
+def test_logits_rules_take_memory_for_their_adjusted_ids(settings: dict[str, float]) -> None:
     history, drafts = range(8192), range(63)
     tracemalloc.start()
     try:
@@ -242,7 +242,7 @@ def test_rules_take_memory_for_what_they_adjust(settings: dict[str, float]) -> N
         ("stop_token_ids", (-1,)),
     ],
 )
-def test_bad_parameters_are_refused_by_name(field: str, value: object) -> None:
+def test_bad_sampling_parameters_are_rejected_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: value})
 

@@ -81,7 +81,7 @@ def exact_distribution(logits: np.ndarray, params: SamplingParams, path_ids: Seq
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "-".join(fields) or "neutral")
-def test_every_row_of_a_block_has_the_exact_distribution(fields: dict) -> None:
+def test_every_row_of_a_draft_has_the_exact_distribution(fields: dict) -> None:
     """Chi-square at each row of a drafted block: the row's own path decides its penalties and masks."""
     params = SamplingParams(**fields)
     groups = [
@@ -98,7 +98,7 @@ def test_every_row_of_a_block_has_the_exact_distribution(fields: dict) -> None:
         assert stats.chisquare(counts[kept], expected[kept] * NUM_BLOCKS).pvalue > 1e-4, row
 
 
-def test_rows_of_a_block_are_independent() -> None:
+def test_sampled_rows_of_a_draft_are_independent() -> None:
     """Positions have independent noise: the joint table of two rows factorises."""
     groups = [SampleGroup(SamplingParams(seed=i), PROMPT, OUTPUT, [0]) for i in range(NUM_BLOCKS)]
     logits = torch.tensor(LOGITS, dtype=torch.float32).repeat(NUM_BLOCKS * 2, 1)
@@ -149,7 +149,7 @@ def random_params(rng: np.random.Generator, vocab_size: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("vocab_size", [16, 1000])
-def test_the_order_is_that_of_transformers(vocab_size: int) -> None:
+def test_the_order_of_logits_processors_is_that_of_transformers(vocab_size: int) -> None:
     """Same survivors, and the same token under the same noise, at every row of random blocks."""
     rng = np.random.default_rng(vocab_size)
     for _ in range(60):
@@ -164,7 +164,7 @@ def test_the_order_is_that_of_transformers(vocab_size: int) -> None:
             assert chosen[row] == int((scores + gumbel[row]).argmax()), (params, row)
 
 
-def test_greedy_is_the_argmax_of_what_transformers_leaves() -> None:
+def test_greedy_sampling_is_the_argmax_after_transformers_processors() -> None:
     rng = np.random.default_rng(7)
     for _ in range(60):
         params = random_params(rng, 40)

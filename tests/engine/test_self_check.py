@@ -29,7 +29,7 @@ STRAYED = {2, 7, 11, 19, 23, 30}
 TWO_SEQUENCES = set(range(19, 35))
 
 
-def test_tokens_of_a_mixture_may_stray_in_a_half_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_a_mixture_may_differ_at_load_in_a_half_type(monkeypatch: pytest.MonkeyPatch) -> None:
     check("bfloat16", STRAYED, True, monkeypatch)
 
 
@@ -43,7 +43,7 @@ def test_tokens_of_a_mixture_may_stray_in_a_half_type(monkeypatch: pytest.Monkey
         ("float32", {19}, False),
     ],
 )
-def test_anything_else_is_a_fault(
+def test_other_differences_at_load_are_faults(
     dtype: str, wrong_rows: set[int], is_mixture: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelRefusedError, match="from the model's own eager forward"):

@@ -50,7 +50,7 @@ def remembered(runner: ModelRunner, page_ids: list[int], length: int) -> list[to
 
 @examples(max_examples=12)
 @given(seed=st.integers(0, 2**32))
-def test_after_any_verdicts_the_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
+def test_after_any_verification_the_conv_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
     rng = random.Random(seed)
     ids = [rng.randrange(101) for _ in range(rng.randrange(1, 12))]
     page_ids, _ = runner.page_table.allocate(range(MAX_TOKENS))
@@ -74,7 +74,7 @@ def check_random_verdicts(
     assert torch.equal(*last)
 
 
-def test_a_sequence_goes_on_from_pages_that_another_left(runner: ModelRunner) -> None:
+def test_a_sequence_reuses_the_conv_state_of_cached_pages(runner: ModelRunner) -> None:
     """The first rows after a cached page read what the page holds, right up to its border."""
     rng = random.Random(3)
     ids = [rng.randrange(101) for _ in range(23)]
@@ -89,7 +89,7 @@ def test_a_sequence_goes_on_from_pages_that_another_left(runner: ModelRunner) ->
     runner.page_table.release(found)
 
 
-def test_layers_called_conv_are_served_of_known_families_alone() -> None:
+def test_conv_layers_are_supported_in_known_families_only() -> None:
     config = CONFIGS["lfm2"]()
     check_layers(config)
     config.model_type = "another"

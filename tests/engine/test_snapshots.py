@@ -83,7 +83,7 @@ def compute(model: Model, ids: list[int], num_prompt: int, rng: random.Random | 
 
 @examples(max_examples=30)
 @given(seed=st.integers(0, 2**32))
-def test_a_state_found_has_seen_what_its_pages_hold(seed: int) -> None:
+def test_the_state_of_a_snapshot_has_seen_the_ids_of_its_pages(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4])
     model = Model(rng.randrange(12, 40), size, rng.randrange(2, 6))
@@ -97,20 +97,20 @@ def test_a_state_found_has_seen_what_its_pages_hold(seed: int) -> None:
     assert [compute(model, ids, len(ids)) for _ in range(2)][1] == 2 * size
 
 
-def test_a_prompt_asked_again_begins_at_its_last_whole_page() -> None:
+def test_a_repeated_prompt_begins_at_the_snapshot_of_its_last_whole_page() -> None:
     model = Model(32, 4, 8)
     prompt = list(range(19))
     assert [compute(model, prompt, 19) for _ in range(3)] == [0, 16, 16]
 
 
-def test_where_prompts_part_is_kept_when_the_second_passes_it() -> None:
+def test_a_snapshot_where_prompts_part_is_kept_when_the_second_passes_it() -> None:
     model = Model(64, 4, 8)
     shared = list(range(18))
     prompts = [[*shared, *[20 + n] * 8] for n in range(3)]
     assert [compute(model, prompt, 26) for prompt in prompts] == [0, 0, 16]
 
 
-def test_the_next_turn_begins_at_the_end_of_the_answer() -> None:
+def test_the_next_turn_begins_at_the_snapshot_of_the_answers_end() -> None:
     model = Model(32, 4, 3)
     conversation = list(range(40))
     assert compute(model, conversation[:22], 10) == 0  # twelve tokens of it are the answer
@@ -118,7 +118,7 @@ def test_the_next_turn_begins_at_the_end_of_the_answer() -> None:
     assert model.table.snapshots is not None and len(model.table.snapshots) == 3
 
 
-def test_the_snapshot_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_snapshot_is_evicted() -> None:
     model = Model(64, 4, 2)
     texts = [[n] * 9 for n in range(3)]
     assert [compute(model, text, 9) for text in texts[:2]] == [0, 0]
@@ -126,7 +126,7 @@ def test_the_snapshot_used_longest_ago_makes_room() -> None:
     assert [compute(model, text, 9) for text in (texts[2], texts[0], texts[1])] == [0, 8, 0]
 
 
-def test_a_snapshot_goes_with_its_page() -> None:
+def test_a_snapshot_is_freed_with_its_page() -> None:
     model = Model(6, 4, 8)
     compute(model, list(range(12)), 12)
     compute(model, list(range(50, 74)), 24)  # takes all pages
@@ -134,7 +134,7 @@ def test_a_snapshot_goes_with_its_page() -> None:
     model.table.check_integrity([])
 
 
-def test_a_chunk_stops_where_what_follows_cannot_wait() -> None:
+def test_a_prefill_chunk_stops_at_a_snapshot_point() -> None:
     model = Model(64, 4, 8)
     page_ids, _ = model.start(list(range(32)))
     assert model.table.stop_before(page_ids, 0, 32) == 32  # 28 is kept on the way: four tokens can wait
@@ -155,6 +155,6 @@ def test_leaked_snapshots_are_found() -> None:
         model.table.check_integrity([])
 
 
-def test_without_snapshots_nothing_is_found() -> None:
+def test_without_snapshots_no_prefix_is_found() -> None:
     model = Model(32, 4, 0)
     assert [compute(model, list(range(20)), 20) for _ in range(2)] == [0, 0]

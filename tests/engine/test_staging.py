@@ -27,12 +27,12 @@ def test_packed_columns_come_out_as_they_went_in() -> None:
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
 
 
-def test_on_a_cpu_they_are_the_arrays_themselves() -> None:
+def test_packed_columns_on_a_cpu_are_the_arrays_themselves() -> None:
     tensors = to_device(COLUMNS, torch.device("cpu"))
     check(tensors)
     assert tensors[0].data_ptr() == COLUMNS[0].ctypes.data
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_they_arrive() -> None:
+def test_packed_columns_are_copied_to_a_gpu() -> None:
     check(to_device(COLUMNS, torch.device("cuda")))

@@ -36,7 +36,7 @@ def chain_logits(runner: ModelRunner, ids: list[int], num_logits: int) -> torch.
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "lfm2"])
-def test_a_node_has_the_logits_of_its_path(family: str, dtype: str, tmp_path: Path) -> None:
+def test_a_tree_node_has_the_logits_of_its_path(family: str, dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), dtype)
     rng = random.Random(5)
     prompt = [rng.randrange(101) for _ in range(21)]
@@ -77,7 +77,7 @@ def test_a_tree_may_grow_over_forwards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_after_compaction_a_path_is_a_chain(dtype: str, tmp_path: Path) -> None:
+def test_after_compaction_a_tree_path_is_a_chain(dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, "llama"), dtype)
     rng = random.Random(7)
     prompt = [rng.randrange(101) for _ in range(14)]
@@ -118,7 +118,7 @@ def test_a_batch_with_a_tree_by_hand() -> None:
     assert parts == [[1, 2, 3, 3, 4], [0, 1, 1, 1, 1], [0, 1, 3], [9, 5, 6], [0, 0, 0, 0, 1, 2], [4, 5]]
 
 
-def test_depths_and_paths_by_hand() -> None:
+def test_depths_and_paths_of_a_tree_by_hand() -> None:
     parents = [-1, 0, 1, 0, 3, -1, 5]
     assert node_depths(parents) == [0, 1, 2, 1, 2, 0, 1]
     assert place_nodes(parents, 10) == ([10, 11, 12, 11, 12, 10, 11], {3: [13], 4: [13, 14], 5: [15], 6: [15, 16]})
@@ -133,6 +133,6 @@ def test_depths_and_paths_by_hand() -> None:
         (Segment([0], 0, [1, 2], 1, parents=[-1, 0, 1]), "3 nodes in 2 slots"),
     ],
 )
-def test_parents_that_are_no_tree_are_refused(segment: Segment, message: str) -> None:
+def test_parents_that_are_not_a_tree_are_rejected(segment: Segment, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_batch([segment], 16, 8)

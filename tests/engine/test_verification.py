@@ -38,7 +38,7 @@ def random_groups(logits: torch.Tensor, num_groups: int) -> list[BlockGroup]:
     return groups
 
 
-def test_a_sequence_does_not_depend_on_the_others_or_their_modes() -> None:
+def test_verification_of_a_sequence_does_not_depend_on_others_or_their_modes() -> None:
     logits = random_logits(100)
     groups = random_groups(logits, 40)
     together = verify_blocks(logits, groups)
@@ -122,7 +122,7 @@ def assert_distributed(counts: Counter, logits: torch.Tensor, output_ids: list[i
     assert stats.chisquare(*pairs).pvalue > 1e-4
 
 
-def test_rows_that_do_not_add_up_are_refused() -> None:
+def test_logits_rows_that_do_not_match_the_drafts_are_rejected() -> None:
     with pytest.raises(ValueError, match="rows"):
         verify_blocks(random_logits(3), [BlockGroup(SampleGroup(PARAMS, [1], [], [2]))])
 

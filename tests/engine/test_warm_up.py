@@ -60,7 +60,7 @@ def serve(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_after_a_load_no_request_waits_for_the_compiler(
+def test_after_the_warm_up_no_request_waits_for_the_compiler(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages: list[str] = []
@@ -73,7 +73,7 @@ def test_after_a_load_no_request_waits_for_the_compiler(
     assert stages[-1] == STAGE
 
 
-def test_a_load_on_the_cpu_compiles_none(tmp_path: Path) -> None:
+def test_a_warm_up_on_the_cpu_compiles_no_triton_kernel(tmp_path: Path) -> None:
     stages: list[str] = []
     load(tmp_path, "float32", stages)
     assert STAGE not in stages
@@ -81,7 +81,7 @@ def test_a_load_on_the_cpu_compiles_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.gpu
-def test_after_a_load_on_a_device_no_request_waits_for_the_compiler(
+def test_after_a_warm_up_on_a_device_no_request_waits_for_the_compiler(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from triton import knobs

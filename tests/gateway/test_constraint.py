@@ -31,11 +31,11 @@ RESPONSE = {"model": "m", "input": "hi"}
         ({"betoken": {"constraint": {"regex": "a+"}}}, {"regex": "a+"}),
     ],
 )
-def test_chats(given: dict[str, Any], expected: Any) -> None:
+def test_chat_constraints_are_translated(given: dict[str, Any], expected: Any) -> None:
     assert ChatBody.model_validate(CHAT | given).questions()[0].constraint == expected
 
 
-def test_responses() -> None:
+def test_responses_constraints_are_translated() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
     for given, expected in (
         ({"text": {"format": form}}, {"json_schema": SCHEMA}),

@@ -14,7 +14,7 @@ PROMPT = "the é on"
 ASKED: dict[str, Any] = {"model": "fake", "seed": 3, "max_tokens": 6, "logprobs": 1}
 
 
-async def test_prompt_and_answer_are_reported_alike(gate: Gate, tokenizer: Any) -> None:
+async def test_echo_reports_prompt_and_answer_alike(gate: Gate, tokenizer: Any) -> None:
     ids = tokenizer.encode(PROMPT)
     plain = (await gate.openai.completions.create(prompt=PROMPT, **ASKED)).choices[0]
     for prompt in (PROMPT, ids):
@@ -32,7 +32,7 @@ async def test_prompt_and_answer_are_reported_alike(gate: Gate, tokenizer: Any) 
         assert all(PROMPT.startswith(name, offset) for name, offset in whole if "bytes:" not in name)
 
 
-async def test_lists_and_several_answers_and_streams_report_the_same(gate: Gate, tokenizer: Any) -> None:
+async def test_echo_reports_the_same_for_lists_several_answers_and_streams(gate: Gate, tokenizer: Any) -> None:
     prompts = [PROMPT, "on the"]
     options = ASKED | {"prompt": prompts, "echo": True, "n": 2, "temperature": 1.0}
     whole = (await gate.openai.completions.create(**options)).choices
@@ -71,11 +71,11 @@ async def test_a_prompt_is_scored_without_an_answer(
         ("", [b"<s>"], [0]),
     ],
 )
-def test_offsets_count_code_points(text: str, pieces: list[bytes], offsets: list[int]) -> None:
+def test_text_offsets_of_logprobs_count_code_points(text: str, pieces: list[bytes], offsets: list[int]) -> None:
     assert prompt_offsets(text, pieces) == offsets
 
 
-def test_the_logarithm_of_nothing_is_a_number() -> None:
+def test_the_logprob_of_an_impossible_token_is_a_number() -> None:
     token = Token(1, TokenOrigin.PLAIN, None, "a", Logprobs(float("-inf"), ((1, float("-inf")),)))
     (entry,) = chat_logprobs([token], lambda token_id: b"a")["content"]
     assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] == -9999.0

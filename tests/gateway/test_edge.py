@@ -59,20 +59,6 @@ async def test_requests_beyond_the_limit_get_a_retry_delay(make_gate: MakeGate) 
     assert (await gate.post("/v1/completions", BODY)).status_code == 200
 
 
-async def test_pages_of_named_origins_may_ask(make_gate: MakeGate) -> None:
-    gate = await make_gate(gateway={"allowed_origins": ("https://chat.example",)})
-    asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
-    asked |= {"access-control-request-headers": "authorization,content-type"}
-    before = await gate.http.options("/v1/completions", headers=asked)
-    assert before.headers["access-control-allow-origin"] == "https://chat.example"
-    assert "authorization" in before.headers["access-control-allow-headers"]
-    reply = await gate.post("/v1/completions", {"n": 0}, origin="https://chat.example")
-    assert reply.headers["access-control-allow-origin"] == "https://chat.example"
-    assert "retry-after" in reply.headers["access-control-expose-headers"]
-    other = await gate.post("/v1/completions", BODY, origin="https://other.example")
-    assert "access-control-allow-origin" not in other.headers
-
-
 @pytest.fixture
 async def strict() -> AsyncIterator[tuple[Strict, Gate]]:
     servicer = Strict()
@@ -93,7 +79,7 @@ async def test_the_callers_key_is_the_routers_to_check(strict: tuple[Strict, Gat
     assert len(router.metadata) == 2
 
 
-async def test_a_limit_of_the_routers_says_when_to_come_back(strict: tuple[Strict, Gate]) -> None:
+async def test_a_limit_of_the_router_has_a_retry_after_header(strict: tuple[Strict, Gate]) -> None:
     router, gate = strict
     router.error = ResourceExhaustedError("too many requests", retry_after_s=1.25)
     reply = await gate.post("/v1/completions", BODY)
@@ -101,7 +87,7 @@ async def test_a_limit_of_the_routers_says_when_to_come_back(strict: tuple[Stric
     assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1250")
 
 
-async def test_a_trace_goes_on(strict: tuple[Strict, Gate]) -> None:
+async def test_a_trace_continues_through_the_gateway(strict: tuple[Strict, Gate]) -> None:
     router, gate = strict
     traceparent = f"00-{0xABC:032x}-{0xDEF:016x}-01"
     await gate.post("/v1/completions", BODY, traceparent=traceparent)
@@ -115,7 +101,9 @@ async def test_a_trace_goes_on(strict: tuple[Strict, Gate]) -> None:
     [("INTERNAL", 500), ("UNAVAILABLE", 503), ("DEADLINE_EXCEEDED", 504), ("PERMISSION_DENIED", 403)]
     + [("FAILED_PRECONDITION", 409), ("NOT_FOUND", 404), ("UNIMPLEMENTED", 501), ("INVALID_ARGUMENT", 400)],
 )
-async def test_every_status_of_the_routers_has_one_of_http(strict: tuple[Strict, Gate], code: str, status: int) -> None:
+async def test_every_grpc_status_of_the_router_has_an_http_status(
+    strict: tuple[Strict, Gate], code: str, status: int
+) -> None:
     router, gate = strict
     kind: Any = next(kind for kind in BetokenError.__subclasses__() if kind.code.name == code)
     router.error = kind("model", "x", "must be y") if code == "INVALID_ARGUMENT" else kind("why")
@@ -123,7 +111,7 @@ async def test_every_status_of_the_routers_has_one_of_http(strict: tuple[Strict,
     assert reply.status_code == status and reply.json()["error"]["message"]
 
 
-async def test_a_stream_that_breaks_ends_with_the_error_and_without_done(strict: tuple[Strict, Gate]) -> None:
+async def test_a_broken_event_stream_ends_with_the_error_and_without_done(strict: tuple[Strict, Gate]) -> None:
     router, gate = strict
     start = pb.GenerateStart(seed=1, prompt_ids=[1], model="m")
     tokens = pb.GenerateTokens(tokens=[pb.GeneratedToken(id=5, num_chars=1)], text="a")
@@ -155,7 +143,7 @@ class Late(Strict):
         self.has_answered.set()
 
 
-async def test_a_prompt_that_is_refused_late_has_its_status_though_another_is_answered() -> None:
+async def test_a_prompt_rejected_late_has_its_http_status_though_another_is_answered() -> None:
     async with before(Late()) as gate:
         reply = await gate.post("/v1/completions", BODY | {"stream": True, "prompt": ["the", "refused"]})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
@@ -163,7 +151,7 @@ async def test_a_prompt_that_is_refused_late_has_its_status_though_another_is_an
         assert reply.status_code == 200 and reply.text.count('"text":"a"') == 2 and "[DONE]" in reply.text
 
 
-async def test_health_is_the_routers(strict: tuple[Strict, Gate]) -> None:
+async def test_health_of_the_gateway_is_the_routers(strict: tuple[Strict, Gate]) -> None:
     router, gate = strict
     assert (await gate.http.get("/health")).status_code == 200  # it wants a key, so it lives
     router.error = UnavailableError("no verify worker")

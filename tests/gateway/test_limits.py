@@ -52,7 +52,9 @@ async def closed(reader: asyncio.StreamReader, within_s: float) -> bytes:
         ("/detokenize", '{"tokens": [', '"a"'),
     ],
 )
-async def test_a_million_wrong_entries_are_refused_at_once(gate: Gate, path: str, start: str, entry: str) -> None:
+async def test_a_body_of_a_million_invalid_entries_is_rejected_at_once(
+    gate: Gate, path: str, start: str, entry: str
+) -> None:
     body = (start + ",".join([entry] * 600_000) + "]}").encode()
     asked = asyncio.create_task(gate.http.post(path, content=body, headers=JSON))
     while not asked.done():
@@ -62,7 +64,7 @@ async def test_a_million_wrong_entries_are_refused_at_once(gate: Gate, path: str
 
 
 @pytest.mark.parametrize("field", ["", "logit_bias", "betoken"])
-async def test_an_object_of_many_wrong_fields_is_refused_at_once(gate: Gate, field: str) -> None:
+async def test_a_body_of_many_invalid_fields_is_rejected_at_once(gate: Gate, field: str) -> None:
     wrong = {f"a{index}": [] for index in range(100_000)}
     body = BODY | (wrong if not field else {field: wrong})
     async with asyncio.timeout(10):
@@ -193,7 +195,7 @@ async def openapi_responses(gate: Gate) -> str:
     return next((line for line in lines if "_duration_seconds_count{" in line and 'path="other"' in line), "")
 
 
-async def test_an_answer_that_is_not_read_is_not_kept(make_gate: MakeGate) -> None:
+async def test_an_unread_response_is_dropped(make_gate: MakeGate) -> None:
     gate = await make_gate(gateway={"max_unread_s": 0.5})
     reader, writer = await opened(gate, (b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n") * 400)
     writer.transport.pause_reading()
@@ -206,7 +208,7 @@ async def test_an_answer_that_is_not_read_is_not_kept(make_gate: MakeGate) -> No
     writer.close()
 
 
-async def test_a_long_header_is_431(gate: Gate) -> None:
+async def test_a_long_header_has_the_status_431(gate: Gate) -> None:
     for name, length in (("authorization", 5000), ("authorization", 20_000), ("x-other", 20_000)):
         reply = await gate.post("/v1/completions", BODY, **{name: "a" * length})
         assert (reply.status_code, reply.json()["error"]["code"]) == (431, "header_too_large")
@@ -227,7 +229,7 @@ async def test_a_host_that_is_not_allowed_reads_nothing(make_gate: MakeGate) -> 
     + [("", True), ("127.0.0.1.evil.example", False), ("localhost.evil.example", False), ("[evil]:1", False)]
     + [("a..b", False), ("@localhost", False), ("." * 8000, True)],
 )
-def test_hosts_that_are_allowed_without_names(header: str, is_allowed: bool) -> None:
+def test_addresses_are_allowed_hosts_without_an_option(header: str, is_allowed: bool) -> None:
     assert AllowedHosts(()).allows(header) is is_allowed
     assert AllowedHosts(("*",)).allows(header)
 

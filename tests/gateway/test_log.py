@@ -13,7 +13,7 @@ from betoken.common.logs import _Json
 from tests.gateway.conftest import Gate
 
 
-def test_lines_are_objects_where_that_is_asked_for() -> None:
+def test_log_lines_of_the_gateway_are_json_on_request() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = [sys.executable, "-m", "betoken.gateway", "--log-format", "json"]

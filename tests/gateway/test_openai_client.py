@@ -160,14 +160,14 @@ def ask_blocking(url: str) -> tuple[str, str, Any]:
         return whole, "".join(event.choices[0].text for event in stream), client.models.list().data[0]
 
 
-async def test_the_blocking_client_is_answered_alike(gate: Gate) -> None:
+async def test_the_blocking_openai_client_gets_the_same_answers(gate: Gate) -> None:
     whole, streamed, model = await asyncio.to_thread(ask_blocking, gate.url)
     assert whole == streamed != ""
     assert (model.id, model.object, model.model_extra["max_model_len"]) == ("fake", "model", 2048)
     assert (await gate.openai.models.retrieve("fake")).id == "fake"
 
 
-async def test_errors_reach_the_client_as_its_own(gate: Gate) -> None:
+async def test_errors_reach_the_openai_client_as_its_own_types(gate: Gate) -> None:
     with pytest.raises(openai.BadRequestError, match="0 to 100") as caught:
         await gate.openai.completions.create(model="fake", prompt="the", temperature=101)
     assert caught.value.param == "temperature"
@@ -191,7 +191,7 @@ async def test_rounds_report_their_times_in_a_stream(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("content", ["text", "parts"])
-async def test_what_is_predicted_is_drafted_from_and_counted(make_gate: MakeGate, tokenizer: Any, content: str) -> None:
+async def test_a_prediction_is_drafted_from_and_counted(make_gate: MakeGate, tokenizer: Any, content: str) -> None:
     text = "The expected text is said unchanged."
     model = FakeModel(vocab_size=tokenizer.vocab_size, script=tuple(tokenizer.encode(text, add_special_tokens=False)))
     gate = await make_gate(model=model, draft_hellos=[{"predicting_drafters": ["ngram"]}])

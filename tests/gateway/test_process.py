@@ -50,7 +50,9 @@ async def running(tmp_path: Path, *arguments: str) -> AsyncIterator[tuple[asynci
         (["--port", "0", "--tls-cert-file", __file__, "--tls-key-file", __file__], 1, "TLS"),
     ],
 )
-def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], status: int, named: str) -> None:
+def test_a_bad_option_of_the_gateway_stops_the_start_and_is_named(
+    arguments: list[str], status: int, named: str
+) -> None:
     command = [sys.executable, "-m", "betoken.gateway", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == status and named in ended.stderr

@@ -40,7 +40,7 @@ async def test_an_answer_has_its_thoughts_text_and_calls_as_items(make_gate: Mak
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
 
 
-async def test_events_add_up_to_the_answer(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+async def test_events_of_responses_add_up_to_the_answer(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, SAID)
     asked: Any = {"model": "fake", "input": [{"role": "user", "content": "hi"}], "tools": [TOOL], "stream": True}
     events = [event async for event in await gate.openai.responses.create(**asked)]
@@ -64,7 +64,7 @@ async def test_events_add_up_to_the_answer(make_gate: MakeGate, tokenizer: Token
         assert (await stream.get_final_response()).output_text == "I ask."
 
 
-async def test_a_conversation_is_brought_back_whole(
+async def test_a_conversation_is_sent_back_whole_to_responses(
     make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = await saying(make_gate, tokenizer, SAID)
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_cut_off_is_incomplete(make_gate: MakeGate, toke
     assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text != ""
 
 
-async def test_what_is_not_kept_is_refused_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+async def test_unsupported_fields_of_responses_are_rejected_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, "x")
     for field, param in (
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

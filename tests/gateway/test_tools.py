@@ -38,7 +38,7 @@ async def saying(make_gate: MakeGate, tokenizer: Tokenizer, text: str) -> Gate:
 
 
 @pytest.mark.parametrize(("style", "tokenizer"), [(style, style) for style in WRITTEN], indirect=["tokenizer"])
-async def test_calls_are_read_out_of_the_answer_whole_and_in_streams(
+async def test_tool_calls_are_parsed_from_whole_answers_and_streams(
     make_gate: MakeGate, tokenizer: Tokenizer, style: str
 ) -> None:
     gate = await saying(make_gate, tokenizer, WRITTEN[style])
@@ -60,7 +60,7 @@ async def test_calls_are_read_out_of_the_answer_whole_and_in_streams(
     assert not any(one.function.name or one.id or one.index for one in calls[1:])
 
 
-async def test_what_was_called_and_what_came_of_it_go_to_the_template(
+async def test_tool_calls_and_their_results_reach_the_template(
     make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = await saying(make_gate, tokenizer, "Fine.")
@@ -123,7 +123,7 @@ async def test_line_separators_of_an_answer_are_escaped_in_its_events(
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == said
 
 
-async def test_without_tools_nothing_is_read_as_a_call(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+async def test_without_tools_no_text_is_parsed_as_a_tool_call(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, WRITTEN["hermes"])
     for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
         asked: Any = {"model": "fake", "messages": CHAT, **options}
@@ -133,7 +133,9 @@ async def test_without_tools_nothing_is_read_as_a_call(make_gate: MakeGate, toke
 
 
 @pytest.mark.parametrize(("said", "thinks"), [("<think>\nhm\n</think>\n\nyes", False), ("hm\n</think>\n\nyes", True)])
-async def test_thoughts_are_distinguished(make_gate: MakeGate, tokenizer: Tokenizer, said: str, thinks: bool) -> None:
+async def test_thoughts_are_separated_from_content(
+    make_gate: MakeGate, tokenizer: Tokenizer, said: str, thinks: bool
+) -> None:
     gate = await saying(make_gate, tokenizer, said)
     kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
     options: Any = {"model": "fake", "messages": CHAT, "extra_body": kwargs}
@@ -151,7 +153,7 @@ async def test_thoughts_are_distinguished(make_gate: MakeGate, tokenizer: Tokeni
 
 
 @pytest.mark.parametrize("tokenizer", [""], indirect=True)
-async def test_what_cannot_be_kept_is_refused_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
+async def test_unsupported_tool_fields_are_rejected_by_name(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, "x")
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     named = {"type": "function", "function": {"name": "weather"}}
@@ -190,7 +192,7 @@ async def test_a_chat_that_may_not_call_needs_no_known_tool_call_format(
     assert reply.json()["choices"][0]["message"]["content"] == "hello", reply.text
 
 
-async def test_an_answer_goes_on_with_the_last_message(
+async def test_an_answer_continues_the_last_message(
     make_gate: MakeGate, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = await saying(make_gate, tokenizer, " and on")

@@ -12,7 +12,7 @@ def run(
     return [accept_block(*block) for block in blocks]
 
 
-def test_chains_by_hand() -> None:
+def test_accepted_chains_by_hand() -> None:
     assert run(
         [
             ([5, 6, 9, 3], [5, 6, 7], None),  # recovered
@@ -24,7 +24,7 @@ def test_chains_by_hand() -> None:
     ) == [([0, 1], 9), ([0, 1, 2], 3), ([], 8), ([], 4), ([0], 7)]
 
 
-def test_trees_by_hand() -> None:
+def test_accepted_trees_by_hand() -> None:
     # Nodes:  0:5  1:6 (siblings)   2:7 under 0   3:7 under 1   4:8 under 3
     draft_ids, parents = [5, 6, 7, 7, 8], [-1, -1, 0, 1, 3]
     assert run([([6, 0, 7, 0, 8, 9], draft_ids, parents)]) == [([1, 3, 4], 9)]
@@ -32,11 +32,11 @@ def test_trees_by_hand() -> None:
     assert run([([1, 7, 7, 7, 8, 9], draft_ids, parents)]) == [([], 1)]
 
 
-def test_equal_siblings_take_the_first() -> None:
+def test_the_first_of_equal_siblings_is_accepted() -> None:
     assert run([([5, 9, 3, 0], [5, 5, 9], [-1, -1, 1])]) == [([0], 9)]
 
 
-def test_a_chain_written_as_a_tree_is_the_same() -> None:
+def test_a_chain_written_as_a_tree_is_accepted_alike() -> None:
     assert run([([5, 6, 9, 3], [5, 6, 7], [-1, 0, 1])]) == run([([5, 6, 9, 3], [5, 6, 7], None)])
 
 
@@ -57,7 +57,7 @@ def unique_children(draft_ids: list[int], parents: list[int]) -> bool:
     return len(set(zip(draft_ids, parents, strict=True))) == len(draft_ids)
 
 
-def test_random_trees_against_brute_force() -> None:
+def test_random_trees_are_accepted_as_by_brute_force() -> None:
     rng = random.Random(0)
     lengths = []
     while len(lengths) < 400:

@@ -14,7 +14,7 @@ from tests.kernels.paged import CASES, by_definition, make_case, take_options
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
-def test_reference_and_cpu_kernel_are_the_definition(name: str, dtype: torch.dtype) -> None:
+def test_reference_and_cpu_attention_equal_the_definition(name: str, dtype: torch.dtype) -> None:
     case = dict(CASES[name])
     options = take_options(case, dtype)
     query, key_cache, value_cache, rows, sequences = make_case(dtype=dtype, **case)
@@ -33,7 +33,9 @@ def test_reference_and_cpu_kernel_are_the_definition(name: str, dtype: torch.dty
 @pytest.mark.parametrize(
     ("implementation", "has_sinks"), [(attention_reference, False), (attention_native, False), (attention_native, True)]
 )
-def test_a_row_does_not_see_its_neighbours(implementation: object, has_sinks: bool, dtype: torch.dtype) -> None:
+def test_an_attention_row_does_not_depend_on_its_neighbours(
+    implementation: object, has_sinks: bool, dtype: torch.dtype
+) -> None:
     if load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     query, key_cache, value_cache, rows, _ = make_case([(300, 11), (40, 40), (5, 1)], num_heads=6, dtype=dtype)
@@ -50,7 +52,7 @@ def test_a_row_does_not_see_its_neighbours(implementation: object, has_sinks: bo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"window": 19}, {"softcap": 3.0}], ids=["plain", "window", "soft cap"])
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 4, 5, 8])
-def test_few_queries_a_key_head_have_the_bits_of_many(
+def test_attention_of_few_queries_a_key_head_has_the_bits_of_many(
     num_heads: int, options: dict[str, float], dtype: torch.dtype
 ) -> None:
     if load_cpu_kernels() is None:
@@ -70,7 +72,7 @@ def test_few_queries_a_key_head_have_the_bits_of_many(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("implementation", [attention_reference, attention_native])
-def test_a_value_that_is_not_finite_reaches_only_rows_that_see_it(
+def test_a_non_finite_value_reaches_only_attention_rows_that_see_it(
     implementation: object, bad: float, dtype: torch.dtype
 ) -> None:
     if load_cpu_kernels() is None:
@@ -104,7 +106,7 @@ def test_a_sink_counts_as_a_float_and_far_below_the_scores_as_nothing(
         assert torch.equal(attend(torch.full((4,), low)), plain)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_attention_shapes_that_do_not_fit_are_rejected() -> None:
     query, key_cache, value_cache, rows, _ = make_case([(5, 2)])
     with pytest.raises(ValueError, match="does not fit"):
         attention(query[:, :3], key_cache, value_cache, rows, scale=1.0)
@@ -138,7 +140,7 @@ def test_caches_of_other_pages_are_refused() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_rows_that_are_not_as_they_must_be_are_refused(changes: dict[str, object], name: str) -> None:
+def test_invalid_attention_rows_are_rejected(changes: dict[str, object], name: str) -> None:
     """The kernels read them by address: what does not fit would be other memory."""
     _, _, _, rows, _ = make_case([(5, 2)])
     with pytest.raises(ValueError, match=name):

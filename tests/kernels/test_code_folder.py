@@ -29,7 +29,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def test_processes_that_start_together_compile_once(compiled: Path, tmp_path: Path) -> None:
+def test_processes_that_start_together_compile_the_code_once(compiled: Path, tmp_path: Path) -> None:
     code = "import pathlib, sys; from betoken.kernels import build, native\n"
     code += "print('ready', flush=True); sys.stdin.read()\n"
     code += "print(build.build(native.LIBRARY, pathlib.Path(sys.argv[1])).read_text())"
@@ -43,7 +43,7 @@ def test_processes_that_start_together_compile_once(compiled: Path, tmp_path: Pa
     assert len(compiled.read_text().splitlines()) == 1
 
 
-def test_who_waits_says_so_and_finds_what_was_made(
+def test_a_process_that_waits_for_a_compilation_logs_it_and_finds_the_code(
     compiled: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -57,7 +57,7 @@ def test_who_waits_says_so_and_finds_what_was_made(
     assert caplog.text.count("waiting for another process") == 1
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_that_compiles(compiled: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_compilation_are_removed_by_the_next(compiled: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     left = cache / f"building-{native.LIBRARY.name}-0123"
     left.mkdir(mode=0o700, parents=True)

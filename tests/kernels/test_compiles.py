@@ -56,7 +56,7 @@ def argument_type(name: str, types: dict[str, str], logits_type: str) -> str:
 
 @pytest.mark.parametrize("logits_type", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(("kernel", "constants", "types"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_kernel_compiles(
+def test_a_logits_kernel_compiles_for_gpus(
     kernel: Any,
     constants: dict[str, Any],
     types: dict[str, str],

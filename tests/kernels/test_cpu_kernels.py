@@ -25,7 +25,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(640, 384), (64, 32), (101, 50), (1, 3), (33, 257)])
-def test_product_is_torchs_and_equal_per_row(
+def test_packed_cpu_products_equal_torchs_and_per_row(
     kernels: CpuKernels, num_outputs: int, num_inputs: int, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -49,7 +49,7 @@ def test_product_is_torchs_and_equal_per_row(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_product_over_nothing_is_the_bias(kernels: CpuKernels, dtype: torch.dtype, has_bias: bool) -> None:
+def test_a_product_over_no_terms_is_the_bias(kernels: CpuKernels, dtype: torch.dtype, has_bias: bool) -> None:
     """As in a model whose configuration asks for no shared experts: its layers are there, of width 0."""
     bias = torch.arange(5, dtype=dtype) if has_bias else None
     packed = torch.ops.betoken.pack_linear(torch.empty(5, 0, dtype=dtype))
@@ -103,7 +103,7 @@ def test_a_new_value_that_is_not_finite_reaches_only_rows_that_see_it(kernels: C
         ((4, 2, 2), (96, 64, 64), torch.bfloat16, r"queries \[3, 4, 96\] do not fit the keys"),
     ],
 )
-def test_what_does_not_fit_the_cache_is_not_written_beyond_it(
+def test_keys_that_do_not_fit_the_cache_are_not_written_beyond_it(
     kernels: CpuKernels, heads: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype, complaint: str
 ) -> None:
     memory = torch.zeros(2, 3 * 16, 2, 64, dtype=torch.bfloat16)  # a page, and room on either side of it
@@ -123,7 +123,7 @@ def test_experts_of_another_type_are_not_read_beyond_their_end(kernels: CpuKerne
         torch.ops.betoken.expert_linear(torch.ones(2, 32), packed, None, torch.zeros(2, dtype=torch.int64), 64)
 
 
-def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Path] = []
 
     def compile_nothing(compiler: str, library: build.Library, path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_library_is_built_once_and_found_again(tmp_path: Path, monkeypatch: 
     assert len(compiled) == 1 and compiled[0].is_relative_to(tmp_path)
 
 
-def test_a_cache_that_cannot_be_written_is_read(
+def test_a_read_only_kernel_cache_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Like a cache filled when an image was built, on a read-only root."""
@@ -203,7 +203,7 @@ def test_a_compiler_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not list(tmp_path.glob("cache/**/*.so"))
 
 
-def test_what_clang_makes_for_one_processor_is_not_taken_for_another(
+def test_a_library_of_clang_for_one_processor_is_not_used_on_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Machines that share a cache may differ in their processors alone."""

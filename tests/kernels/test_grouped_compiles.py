@@ -91,7 +91,9 @@ def compiled(kernel: Any, name: str, float_type: str, block_rows: int, num_stage
         for float_type in ("bf16", "fp16", "fp32")
     ],
 )
-def test_a_format_compiles(name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_low_bit_format_compiles_for_gpus(
+    name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heights = product_tiles._ROW_TILES if name == "w4a16" else product_tiles._ROW_TILES[:1]
     for block_rows, num_stages in heights:
@@ -106,7 +108,7 @@ def test_a_format_compiles(name: str, float_type: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "name", [name if name in TRIED_ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
 )
-def test_it_compiles_for_every_generation(
+def test_a_low_bit_product_compiles_for_every_generation_of_gpus(
     name: str, kernel: Any, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

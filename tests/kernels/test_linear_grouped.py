@@ -27,7 +27,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return loaded
 
 
-def test_every_way_to_scale_is_tried() -> None:
+def test_every_scaling_of_grouped_weights_is_tested() -> None:
     assert {scales for scales, _ in WAYS} == set(SCALES) and {offsets for _, offsets in WAYS} == set(OFFSETS)
 
 
@@ -50,7 +50,7 @@ def test_a_weight_is_scale_times_code_less_zero_and_offset() -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
-def test_packed_rows_are_the_numbers_to_the_last_bit(
+def test_packed_grouped_weights_are_exact(
     kernels: CpuKernels, kind: CodeKind, shape: tuple[int, int], group: int, scales: str, offsets: str
 ) -> None:
     weight = draw_weight(kind, shape, group, scales, offsets)
@@ -62,7 +62,7 @@ def test_packed_rows_are_the_numbers_to_the_last_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
-def test_the_product_is_torchs_and_equal_per_row(
+def test_the_grouped_product_is_torchs_and_equal_per_row(
     kernels: CpuKernels,
     kind: CodeKind,
     shape: tuple[int, int],
@@ -91,7 +91,7 @@ def test_the_product_is_torchs_and_equal_per_row(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "scales"), [("int4", "half"), ("e2m1", "powers"), ("nf4", "float"), ("int2", "half")])
-def test_a_row_of_experts_is_that_of_its_own_one(
+def test_a_row_of_grouped_experts_uses_its_own_expert(
     kernels: CpuKernels, kind: CodeKind, scales: str, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -159,7 +159,7 @@ def test_the_reference_dequantises_a_megabyte_at_a_time() -> None:
         ({"offsets": torch.ones(96, 2)}, "offsets: .* torch.float32 scales"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(change: dict[str, object], complaint: str) -> None:
+def test_grouped_tensors_that_do_not_fit_are_rejected(change: dict[str, object], complaint: str) -> None:
     fields = {
         "kind": "int4",
         "num_inputs": 64,

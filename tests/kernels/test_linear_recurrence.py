@@ -71,7 +71,7 @@ def literal(given: Inputs, rule, rates: torch.Tensor | None) -> torch.Tensor:
 
 
 @cases
-def test_rows_are_what_the_rule_says(recur, shape: Shape, rule) -> None:
+def test_rows_of_a_recurrence_follow_its_rule(recur, shape: Shape, rule) -> None:
     given, rates = make_inputs(21, shape), make_rates(shape)
     out = recur(*given.take(range(21)), make_pool(3, shape), make_rows([Step(1, 0, 0, 21, 21)]), rule, rates)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
@@ -79,7 +79,7 @@ def test_rows_are_what_the_rule_says(recur, shape: Shape, rule) -> None:
 
 
 @cases
-def test_a_row_has_the_same_bits_however_its_text_is_cut(recur, shape: Shape, rule) -> None:
+def test_a_row_of_a_recurrence_has_the_same_bits_in_any_chunks(recur, shape: Shape, rule) -> None:
     given, others, rates = make_inputs(20, shape), make_inputs(9, shape, seed=5), make_rates(shape)
     whole = recur(*given.take(range(20)), make_pool(4, shape), make_rows([Step(2, 0, 0, 20, 20)]), rule, rates)
     pool, begin = make_pool(4, shape), 0
@@ -138,7 +138,7 @@ def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text
     assert torch.equal(pool.state[1], expected.state[0])
 
 
-def test_a_draft_over_several_forwards_has_the_bits_of_one(recur) -> None:
+def test_a_recurrence_over_several_forwards_has_the_bits_of_one(recur) -> None:
     shape = Shape()
     given = make_inputs(12, shape)
     whole = recur(*given.take(range(12)), make_pool(1, shape), make_rows([Step(0, 0, 0, 12, 12)]), DELTA)
@@ -150,7 +150,7 @@ def test_a_draft_over_several_forwards_has_the_bits_of_one(recur) -> None:
 
 
 @cases
-def test_rows_that_are_parts_of_wider_ones_have_the_same_bits(recur, shape: Shape, rule) -> None:
+def test_strided_rows_of_a_recurrence_have_the_same_bits(recur, shape: Shape, rule) -> None:
     dense, rates = make_inputs(9, shape).take(range(9)), make_rates(shape)
     step = make_rows([Step(0, 0, 0, 9, 6)])
     pools = [make_pool(1, shape), make_pool(1, shape)]
@@ -162,7 +162,7 @@ def test_rows_that_are_parts_of_wider_ones_have_the_same_bits(recur, shape: Shap
 
 
 @cases
-def test_the_cpu_kernel_is_taken_and_agrees_with_the_reference(shape: Shape, rule) -> None:
+def test_the_cpu_recurrence_is_used_and_agrees_with_the_reference(shape: Shape, rule) -> None:
     if load_recurrent_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     given, rates = make_inputs(14, shape), make_rates(shape)
@@ -182,7 +182,7 @@ def test_the_cpu_kernel_is_taken_and_agrees_with_the_reference(shape: Shape, rul
     ("field", "message"),
     [("key", "do not fit"), ("value", "multiple"), ("gates", "gates"), ("state", "pool.state")],
 )
-def test_shapes_that_do_not_fit_are_refused(field: str, message: str) -> None:
+def test_recurrence_shapes_that_do_not_fit_are_rejected(field: str, message: str) -> None:
     shape = Shape()
     given, pool = make_inputs(2, shape), make_pool(1, shape)
     if field == "state":
@@ -204,7 +204,7 @@ def test_shapes_that_do_not_fit_are_refused(field: str, message: str) -> None:
         ({"rates": torch.zeros(3, 16, 32).bfloat16()}, "rates .* must be dense float32"),
     ],
 )
-def test_rates_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+def test_recurrence_rates_that_do_not_fit_are_rejected(changes: dict[str, object], message: str) -> None:
     shape = RATED["mamba"]
     given = {"rule": SSD, "rates": make_rates(shape)} | changes
     with pytest.raises(ValueError, match=message):
@@ -213,7 +213,7 @@ def test_rates_that_do_not_fit_are_refused(changes: dict[str, object], message: 
         )
 
 
-def test_values_without_weights_are_for_rates_alone() -> None:
+def test_recurrence_values_without_weights_are_for_rates_alone() -> None:
     given = make_inputs(2, Shape()).take(range(2))
     with pytest.raises(ValueError, match="for rates alone"):
         linear_recurrence(*given, make_pool(1, Shape()), make_rows([Step(0, 0, 0, 2, 2)]), LRU)

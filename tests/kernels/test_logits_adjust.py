@@ -35,7 +35,7 @@ def adjust(
     return adjusted
 
 
-def test_bias_then_scale_then_penalty() -> None:
+def test_logits_adjust_applies_bias_then_scale_then_penalty() -> None:
     logits = torch.tensor([[1.0, -1.0, 0.5, 3.0], [1.0, -1.0, 0.5, 3.0]])
     adjusted = adjust(logits, [{0: (1.0, 2.0, 0.25), 1: (-1.0, 2.0, 0.25)}, {3: (-4.0, 2.0, 0.0), 2: (0.0, 1.0, 9.0)}])
     assert adjusted.tolist() == [[0.75, -4.25, 0.5, 3.0], [1.0, -1.0, -8.5, -2.0]]
@@ -47,7 +47,7 @@ def test_an_infinite_penalty_masks() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 63, 1000])
-def test_bitmask(vocab_size: int) -> None:
+def test_logits_adjust_applies_the_bitmask(vocab_size: int) -> None:
     is_allowed = torch.rand(3, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) < 0.5
     words = torch.zeros(3, -(-vocab_size // 32), dtype=torch.int64)
     for row, token_id in is_allowed.nonzero().tolist():
@@ -57,13 +57,13 @@ def test_bitmask(vocab_size: int) -> None:
     assert torch.equal(adjusted > -torch.inf, is_allowed)
 
 
-def test_no_entries_change_nothing() -> None:
+def test_logits_adjust_without_entries_changes_no_logit() -> None:
     logits = torch.randn(4, 5)
     assert torch.equal(adjust(logits, [{}] * 4), logits)
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
-def test_native_equals_reference() -> None:
+def test_native_logits_adjust_equals_the_reference() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(9, 63, generator=generator) * 5
     logits[:, 5] = -torch.inf
@@ -80,7 +80,7 @@ def test_native_equals_reference() -> None:
             assert torch.equal(adjust(logits, rows, mask), expected)
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_a_row_of_logits_adjust_does_not_depend_on_the_others() -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(70, 97, generator=generator)
     rows = [{(7 * r + j) % 97: (0.1 * j, 1.1, 0.3 * r) for j in range(r % 11)} for r in range(70)]
@@ -104,7 +104,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         ("allowed", "allowed"),
     ],
 )
-def test_bad_arguments_are_refused(broken: str, name: str) -> None:
+def test_bad_arguments_of_logits_adjust_are_rejected(broken: str, name: str) -> None:
     logits, offsets, ids = torch.zeros(2, 40), torch.tensor([0, 1, 1]), torch.tensor([3])
     bias, allowed = torch.zeros(1), torch.zeros(2, 2, dtype=torch.int32)
     if broken == "logits":

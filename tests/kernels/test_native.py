@@ -31,7 +31,7 @@ def forget_the_test_library() -> object:
 
 
 @needs_compiler
-def test_the_library_is_compiled_once(fresh: Path) -> None:
+def test_the_native_library_is_compiled_once(fresh: Path) -> None:
     assert native.is_available()
     (built,) = fresh.glob("*.so")
     modified_ns = built.stat().st_mtime_ns
@@ -41,7 +41,7 @@ def test_the_library_is_compiled_once(fresh: Path) -> None:
 
 
 @needs_compiler
-def test_it_is_loaded_before_its_first_use_from_the_folder_given(fresh: Path, tmp_path: Path) -> None:
+def test_the_native_library_is_loaded_before_its_first_use_from_the_given_folder(fresh: Path, tmp_path: Path) -> None:
     native.load(tmp_path / "given")
     (built,) = (tmp_path / "given").glob("*.so")
     assert native.is_available() and not fresh.exists()
@@ -49,7 +49,7 @@ def test_it_is_loaded_before_its_first_use_from_the_folder_given(fresh: Path, tm
 
 
 @needs_compiler
-def test_a_folder_that_others_can_write_is_not_used(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_code_folder_that_others_can_write_is_not_used(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
     fresh.mkdir()
     fresh.chmod(0o777)
     assert native.is_available()
@@ -78,7 +78,7 @@ def test_without_a_working_compiler_the_reference_runs(
         native.gumbel(torch.tensor([1]), torch.tensor([1]), 4, 0)
 
 
-def test_where_there_is_a_compiler_every_library_is_built() -> None:
+def test_with_a_compiler_every_native_library_is_built() -> None:
     """Other tests are skipped without the kernels: code that a compiler refuses must not look like a missing one."""
     for library in (native.LIBRARY, LIBRARY, GROUPED_LIBRARY):
         if sys.platform == "linux" and find_compiler(library) is not None:

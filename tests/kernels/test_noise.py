@@ -30,7 +30,7 @@ def bits(value: float) -> int:
     return struct.unpack("<I", struct.pack("<f", value))[0]
 
 
-def test_known_answer() -> None:
+def test_philox_gives_the_known_answer() -> None:
     word = noise.words([0], [0], 1024)[0]
     assert [f"{int(word[256 * i]):08x}" for i in range(4)] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
 
@@ -49,7 +49,7 @@ def test_noise_table(seed: int, position: int, token_id: int, stream: int, expec
     assert bits(float(noise.gumbel([seed], [position], token_id + 1, stream)[0, token_id])) == expected
 
 
-def test_words_equal_an_independent_philox() -> None:
+def test_noise_words_equal_an_independent_philox() -> None:
     seeds, positions, vocab_size = [3, MAX_SEED, 1 << 63], [0, 2**31, 77], 1500
     words = noise.words(seeds, positions, vocab_size, stream=2).tolist()
     for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
@@ -111,7 +111,7 @@ def test_gumbel_distribution() -> None:
     assert stats.kstest(uniform, stats.uniform.cdf).pvalue > 1e-3
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_a_row_of_noise_does_not_depend_on_the_others() -> None:
     alone = noise.gumbel([123456789], [42], 1000)[0]
     for num_rows in range(1, 71):
         row = num_rows // 2
@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert torch.equal(noise.gumbel(seeds, positions, 1000)[row], alone)
 
 
-def test_rows_may_be_columns_of_a_table() -> None:
+def test_rows_of_noise_may_be_columns_of_a_table() -> None:
     table = torch.tensor([[7919 * i << 20, 3 * i] for i in range(1, 10)])
     seeds, positions = table.T
     expected = noise.gumbel(seeds.tolist(), positions.tolist(), 300)
@@ -129,7 +129,7 @@ def test_rows_may_be_columns_of_a_table() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 256, 257, 1000, 1024, 1025, 4096])
-def test_a_value_does_not_depend_on_the_vocabulary_size(vocab_size: int) -> None:
+def test_a_noise_value_does_not_depend_on_the_vocabulary_size(vocab_size: int) -> None:
     wide = noise.gumbel([11, MAX_SEED], [3, 900], 5000)
     narrow = noise.gumbel([11, MAX_SEED], [3, 900], vocab_size)
     assert narrow.shape == (2, vocab_size) and torch.equal(narrow, wide[:, :vocab_size])
@@ -154,6 +154,6 @@ def test_seeds_are_unsigned_and_every_bit_counts() -> None:
         (([1], torch.tensor([0.5]), 8), "positions must be"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: tuple, complaint: str) -> None:
+def test_bad_arguments_of_noise_are_rejected(arguments: tuple, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         noise.gumbel(*arguments)

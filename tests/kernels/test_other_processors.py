@@ -63,7 +63,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
         pytest.param("-mno-amx-bf16 -mno-amx-tile -DBETOKEN_DOTS=true", "dot", id="avx512-bf16"),
     ],
 )
-def test_kernels_hold_where_the_processor_has_less(flags: str, products: str) -> None:
+def test_kernels_are_right_with_fewer_instruction_sets(flags: str, products: str) -> None:
     native = load_cpu_kernels()
     if platform.machine() != "x86_64" or native is None:
         pytest.skip("other x86 processors need a compiler on an x86 machine")

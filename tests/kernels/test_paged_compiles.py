@@ -61,7 +61,7 @@ def argument_type(name: str) -> str:
     "target", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(("kernel", "constants"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_kernel_compiles(
+def test_a_paged_kernel_compiles_for_gpus(
     kernel: Any, constants: dict[str, Any], target: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -36,7 +36,7 @@ def test_greedy_rows_are_ranked_by_their_logits_and_shares_are_probabilities(pat
     assert log_shares[1, 2] == -torch.inf
 
 
-def test_a_scale_below_one_makes_the_first_surer(path: str) -> None:
+def test_a_noise_scale_below_one_raises_the_first_probability(path: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.5]])
     _, log_shares = top(logits, 2, scale=0.5, temperature=0.0)
     assert log_shares[0].exp().tolist() == pytest.approx((2 * logits).softmax(dim=1)[0, [3, 1]].tolist(), rel=1e-5)
@@ -64,7 +64,7 @@ def test_the_first_is_the_sampled_token_and_a_longer_list_begins_with_a_shorter(
 
 @NEEDS_NATIVE
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_equals_reference(vocab_size: int) -> None:
+def test_native_perturbed_top_equals_the_reference(vocab_size: int) -> None:
     for index in range(60):
         logits, settings = random_case(index, vocab_size)
         with dispatch.override("reference"):
@@ -75,7 +75,7 @@ def test_native_equals_reference(vocab_size: int) -> None:
         torch.testing.assert_close(log_shares, expected_shares, rtol=1e-4, atol=1e-4)
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_of_perturbed_top_are_rejected() -> None:
     logits = torch.zeros(2, 8)
     with pytest.raises(ValueError, match="num_top must be at least 1, got 0"):
         top(logits, 0)

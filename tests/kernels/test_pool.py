@@ -9,7 +9,7 @@ from betoken.kernels import build, cpu
 
 
 @pytest.mark.parametrize(("num_threads", "num_jobs"), [(2, 1_500_000), (8, 400_000)])
-def test_every_task_runs_once(tmp_path: Path, num_threads: int, num_jobs: int) -> None:
+def test_every_task_of_the_thread_pool_runs_once(tmp_path: Path, num_threads: int, num_jobs: int) -> None:
     compiler = build.find_compiler(cpu.LIBRARY)
     if compiler is None:
         pytest.skip("without a compiler no pool exists")

@@ -62,7 +62,9 @@ def compiled(kernel: Any, constants: dict[str, Any], float_type: str, num_stages
         for float_type in BLOCK_INPUTS
     ],
 )
-def test_a_kernel_compiles(name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_independent_product_compiles_for_gpus(
+    name: str, float_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, constants, is_product = KERNELS[name]
     if not is_product:

@@ -44,7 +44,9 @@ def argument_type(name: str, kernel: Any) -> str:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_compiles(name: str, target: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_recurrent_kernel_compiles_for_gpus(
+    name: str, target: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, constants = KERNELS[name]
     names = kernel.arg_names

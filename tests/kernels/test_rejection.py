@@ -42,7 +42,7 @@ def by_hand(
     return int(num_accepted), int(next_id)
 
 
-def test_by_hand() -> None:
+def test_rejection_by_hand() -> None:
     certain: tuple[list[int], list[float]] = ([], [])
     assert by_hand([[0, 1, 0]], [], []) == (0, 5), "no draft: the target id"
     assert by_hand([[0, 1, 0], [1, 0, 0], [0, 0, 1]], [1, 0], [certain, certain]) == (2, 7), "the bonus token"
@@ -93,7 +93,7 @@ def written_out(blocks: Blocks) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 1000])
-def test_against_the_algorithm_written_out(vocab_size: int) -> None:
+def test_rejection_equals_the_algorithm_written_out(vocab_size: int) -> None:
     rng = np.random.default_rng(vocab_size)
     blocks = make_blocks(rng, vocab_size, [0, 1, 5, 0, 3, 2, 4] * 6)
     num_accepted, next_ids = rejection(*blocks.for_rejection)
@@ -112,7 +112,7 @@ def accept_chains(
     return [len(path) for path, _ in results], [next_id for _, next_id in results]
 
 
-def test_greedy_is_the_equality_test_whatever_the_draft_says() -> None:
+def test_greedy_rejection_is_the_equality_test_whatever_the_draft_says() -> None:
     blocks = make_blocks(np.random.default_rng(5), 40, [0, 1, 5, 3, 2, 8] * 8)
     num_rows = blocks.logits.shape[0]
     greedy = columns(num_rows, 0.0, 3, 0.5, 0.5)
@@ -124,7 +124,7 @@ def test_greedy_is_the_equality_test_whatever_the_draft_says() -> None:
     assert num_accepted.max() > 1
 
 
-def test_a_block_does_not_depend_on_the_others() -> None:
+def test_rejection_in_a_block_does_not_depend_on_the_others() -> None:
     blocks = make_blocks(np.random.default_rng(6), 200, [3, 0, 5, 1])
     together = rejection(*blocks.for_rejection)
     for block in range(4):
@@ -212,7 +212,7 @@ def test_the_emitted_tokens_have_the_target_s_distribution(
 
 
 @pytest.mark.parametrize("stream", ["ACCEPT", "RECOVERED"])
-def test_the_test_sees_the_bias_of_shared_noise(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+def test_the_distribution_test_finds_the_bias_of_shared_noise(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
     monkeypatch.setattr(noise, stream, noise.DRAFTER)
     assert pvalue(two_tokens("sparse", NEUTRAL), NEUTRAL) < 1e-9
 
@@ -247,7 +247,7 @@ def bad(**changes: object) -> tuple:
     return (*values.values(), *columns(3, *NEUTRAL))
 
 
-def test_the_good_arguments_of_the_next_test_are_good() -> None:
+def test_good_arguments_of_rejection_are_accepted() -> None:
     rejection(*bad())
 
 
@@ -273,7 +273,7 @@ def test_the_good_arguments_of_the_next_test_are_good() -> None:
         ({"positions": torch.arange(2)}, "positions"),
     ],
 )
-def test_bad_arguments_are_refused(changes: dict, name: str) -> None:
+def test_bad_arguments_of_rejection_are_rejected(changes: dict, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         rejection(*bad(**changes))
 

@@ -32,7 +32,7 @@ def draw(logits: torch.Tensor, **settings: float | list) -> torch.Tensor:
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_equals_reference(vocab_size: int, filled_memory: None) -> None:
+def test_native_sample_equals_the_reference(vocab_size: int, filled_memory: None) -> None:
     for index in range(60):
         logits, settings = random_case(index, vocab_size)
         with dispatch.override("reference"):
@@ -43,7 +43,7 @@ def test_native_equals_reference(vocab_size: int, filled_memory: None) -> None:
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_native_greedy_equals_reference(vocab_size: int, filled_memory: None) -> None:
+def test_native_greedy_sample_equals_the_reference(vocab_size: int, filled_memory: None) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randint(-3, 3, (40, vocab_size), generator=generator).float()  # many are equal
     logits[::4] = torch.randn(10, vocab_size, generator=generator)
@@ -64,7 +64,7 @@ def filled_memory() -> Iterator[None]:
 
 @pytest.mark.skipif(not native.is_available(), reason="no C compiler")
 @pytest.mark.parametrize("vocab_size", [*SIZES, 1025])
-def test_native_noise_equals_reference(vocab_size: int, filled_memory: None) -> None:
+def test_native_sample_noise_equals_the_reference(vocab_size: int, filled_memory: None) -> None:
     seeds, positions = [0, 2**64 - 1, 2**32, 12345], [0, 2**31 - 1, 7, 4095]
     for stream in range(4):
         with dispatch.override("reference"):
@@ -74,7 +74,7 @@ def test_native_noise_equals_reference(vocab_size: int, filled_memory: None) -> 
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_token_is_the_argmax_of_logits_plus_noise(path: str, vocab_size: int) -> None:
+def test_sampled_token_is_the_argmax_of_logits_plus_noise(path: str, vocab_size: int) -> None:
     logits = torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(1))
     for temperature in (0.3, 1.0):
         scores = logits + torch.tensor(temperature) * noise.gumbel([77] * 9, list(range(9)), vocab_size)
@@ -107,7 +107,7 @@ def support(logits: list[float], **settings: float) -> set[int]:
     return set(draw(rows, **settings).tolist())
 
 
-def test_filters_keep_exactly_what_they_say(path: str) -> None:
+def test_filters_keep_exactly_the_ids_of_their_definition(path: str) -> None:
     by_weight = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
     assert support(by_weight) == {0, 1, 2, 3}
     assert support(by_weight, top_k=2) == {0, 1}
@@ -121,14 +121,14 @@ def test_filters_keep_exactly_what_they_say(path: str) -> None:
     assert support(by_weight, top_p=1e-9) == {0}
 
 
-def test_top_p_is_taken_of_what_top_k_left(path: str) -> None:
+def test_top_p_applies_to_the_ids_that_top_k_keeps(path: str) -> None:
     by_weight = np.log([0.4, 0.3, 0.2, 0.1]).tolist()
     # Of the two survivors 0.4 and 0.3 the first holds 4/7 = 0.571.
     assert support(by_weight, top_k=2, top_p=0.56) == {0}
     assert support(by_weight, top_k=2, top_p=0.58) == {0, 1}
 
 
-def test_ids_tied_with_a_threshold_stay(path: str) -> None:
+def test_ids_tied_with_a_filter_threshold_stay(path: str) -> None:
     assert support([0.0, 1.0, 0.0, 0.0, -9.0], top_k=2) == {0, 1, 2, 3}
     assert support([0.0, 0.0, 0.0, 0.0], top_p=0.3) == {0, 1, 2, 3}
     assert support([0.0, -0.0, 0.0, -3.0], top_k=1) == {0, 1, 2}
@@ -151,7 +151,7 @@ def test_masked_ids_are_never_drawn(path: str) -> None:
     [{}, {"temperature": 0.4}, {"temperature": 3.0}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2},
      {"temperature": 0.7, "top_k": 7, "top_p": 0.9, "min_p": 0.05}],
 )  # fmt: skip
-def test_distribution_is_exact(path: str, settings: dict[str, float]) -> None:
+def test_sampled_distribution_is_exact(path: str, settings: dict[str, float]) -> None:
     """Chi-square of 40,000 draws against probabilities computed apart, in float64."""
     logits = np.array([1.5, -0.3, 0.8, 2.1, -1.0, 0.0, 1.1, 0.4, -2.0, 1.9])
     expected = filtered_probabilities(logits, **settings)
@@ -179,7 +179,7 @@ def filtered_probabilities(
     return weights / weights.sum()
 
 
-def test_a_row_does_not_depend_on_the_others(path: str) -> None:
+def test_a_sampled_row_does_not_depend_on_the_others(path: str) -> None:
     logits, settings = random_case(1, 1000, num_rows=70)
     together = draw(logits, **settings)
     for num_rows in range(1, 71):
@@ -209,7 +209,7 @@ def test_logprobs_are_log_softmax() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_a_gpu_gives_the_same_bits(vocab_size: int) -> None:
+def test_a_gpu_samples_the_same_bits(vocab_size: int) -> None:
     for index in range(20):
         logits, settings = random_case(index, vocab_size)
         columns = as_columns(7, settings)
@@ -219,7 +219,7 @@ def test_a_gpu_gives_the_same_bits(vocab_size: int) -> None:
         assert torch.equal(values.cpu(), noise.gumbel(columns["seeds"], columns["positions"], vocab_size))
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_of_sample_are_rejected() -> None:
     logits = torch.zeros(2, 8)
     with pytest.raises(ValueError, match="logits"):
         draw(torch.zeros(8))

@@ -38,7 +38,7 @@ def make_inputs(num_channels: int, dtype: torch.dtype, page_size: int = 16):
 @pytest.mark.parametrize(
     ("num_taps", "num_channels", "page_size"), [(3, 64, 16), (1, 40, 16), (4, 33, 5), (3, 1, 2), (9, 128, 4)]
 )
-def test_a_row_is_what_the_definition_says(convolve, num_taps, num_channels, page_size, dtype) -> None:
+def test_a_short_conv_row_equals_the_definition(convolve, num_taps, num_channels, page_size, dtype) -> None:
     inputs, rows, sequences = make_inputs(num_channels, dtype, page_size)
     weight, bias = parameters(num_taps, num_channels, dtype)
     for given in (bias, None):
@@ -53,7 +53,7 @@ def test_a_row_is_what_the_definition_says(convolve, num_taps, num_channels, pag
             assert bool(((out[row].double() - expected).abs() <= limit).all())
 
 
-def test_torchs_own_convolution_is_the_same_sum(convolve) -> None:
+def test_torchs_convolution_equals_short_conv(convolve) -> None:
     inputs, rows, sequences = make_inputs(48, torch.float32)
     weight, bias = parameters(3, 48, torch.float32)
     out = convolve(inputs, weight, bias, rows)
@@ -64,7 +64,7 @@ def test_torchs_own_convolution_is_the_same_sum(convolve) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_company(convolve, dtype: torch.dtype) -> None:
+def test_a_short_conv_row_has_the_same_bits_in_any_batch(convolve, dtype: torch.dtype) -> None:
     inputs, rows, _ = make_inputs(72, dtype)
     weight, bias = parameters(3, 72, dtype)
     together = convolve(inputs, weight, bias, rows)
@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_in_any_company(convolve, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["at once", "two siblings", "a chain", "bushy", "deep", "odd pages"])
-def test_a_node_has_the_bits_of_its_path_as_a_chain(convolve, name: str, dtype: torch.dtype) -> None:
+def test_a_short_conv_node_has_the_bits_of_its_path_as_a_chain(convolve, name: str, dtype: torch.dtype) -> None:
     tree = make_tree_case(**TREE_CASES[name], num_key_heads=1, num_heads=1, key_size=40, value_size=40, dtype=dtype)
     weight, bias = parameters(4, 40, dtype)
     together = convolve(tree.key_cache.squeeze(2), weight, bias, tree.rows)
@@ -86,7 +86,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(convolve, name: str, dtype: 
         assert torch.equal(together[node], convolve(inputs.squeeze(2), weight, bias, row)[0]), node
 
 
-def test_what_is_not_finite_reaches_only_rows_that_see_it(convolve) -> None:
+def test_a_non_finite_value_reaches_only_short_conv_rows_that_see_it(convolve) -> None:
     inputs, rows, _ = make_inputs(16, torch.float32)
     weight, bias = parameters(3, 16, torch.float32)
     before = convolve(inputs, weight, bias, rows)
@@ -100,7 +100,7 @@ def test_what_is_not_finite_reaches_only_rows_that_see_it(convolve) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpu_kernel_is_taken_and_rounds_as_the_reference_does(dtype: torch.dtype) -> None:
+def test_the_cpu_short_conv_is_used_and_rounds_as_the_reference(dtype: torch.dtype) -> None:
     if load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     inputs, rows, _ = make_inputs(72, dtype)
@@ -124,7 +124,9 @@ def test_the_cpu_kernel_is_taken_and_rounds_as_the_reference_does(dtype: torch.d
         (torch.zeros(3, 16), torch.zeros(2, 16), "bias"),
     ],
 )
-def test_what_does_not_fit_is_refused(weight: torch.Tensor, bias: torch.Tensor | None, message: str) -> None:
+def test_short_conv_shapes_that_do_not_fit_are_rejected(
+    weight: torch.Tensor, bias: torch.Tensor | None, message: str
+) -> None:
     inputs, rows, _ = make_inputs(16, torch.float32)
     with pytest.raises(ValueError, match=message):
         short_conv(inputs, weight, bias, rows)

@@ -26,7 +26,7 @@ def make_case(num_tokens: int, num_taps: int, num_channels: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize(("num_taps", "num_channels"), [(4, 33), (1, 16), (3, 1), (12, 40)])
-def test_rows_are_torchs_own_sum(convolve, num_taps: int, num_channels: int) -> None:
+def test_state_conv_rows_equal_torchs_sum(convolve, num_taps: int, num_channels: int) -> None:
     x, weight, bias, ring = make_case(30, num_taps, num_channels, torch.float32)
     out = convolve(x, weight, bias, ring, make_rows([Step(1, 0, 0, 30, 30)]))
     own = torch.nn.functional.conv1d(x.T[None], weight.T[:, None], bias, padding=num_taps - 1, groups=num_channels)[
@@ -37,7 +37,7 @@ def test_rows_are_torchs_own_sum(convolve, num_taps: int, num_channels: int) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cuts", [(1, 2, 9, 10, 30), (30,), (25, 26, 30)])
-def test_a_row_has_the_same_bits_however_its_text_is_cut(convolve, cuts, dtype: torch.dtype) -> None:
+def test_a_state_conv_row_has_the_same_bits_in_any_chunks(convolve, cuts, dtype: torch.dtype) -> None:
     x, weight, bias, ring = make_case(30, 4, 20, dtype)
     whole = convolve(x, weight, bias, ring.clone(), make_rows([Step(0, 0, 0, 30, 30)]))
     begin = 0
@@ -48,7 +48,7 @@ def test_a_row_has_the_same_bits_however_its_text_is_cut(convolve, cuts, dtype: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_node_has_the_bits_of_its_path_as_a_chain(convolve, dtype: torch.dtype) -> None:
+def test_a_state_conv_node_has_the_bits_of_its_path_as_a_chain(convolve, dtype: torch.dtype) -> None:
     x, weight, bias, ring = make_case(20, 4, 20, dtype)
     parents = (-1, 0, -1, 2, 1, 3)
     convolve(x[:9], weight, bias, ring, make_rows([Step(1, 0, 0, 9, 9)]))
@@ -63,7 +63,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(convolve, dtype: torch.dtype
         assert torch.equal(out[1 + node], alone[-1])
 
 
-def test_the_cpu_kernel_is_taken_and_rounds_as_the_reference_does() -> None:
+def test_the_cpu_state_conv_is_used_and_rounds_as_the_reference() -> None:
     if load_recurrent_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     x, weight, bias, ring = make_case(20, 4, 24, torch.bfloat16)
@@ -76,12 +76,12 @@ def test_the_cpu_kernel_is_taken_and_rounds_as_the_reference_does() -> None:
 
 
 @pytest.mark.parametrize(("ring", "message"), [((1, 2, 8), "needs 3"), ((1, 8, 7), "ring")])
-def test_shapes_that_do_not_fit_are_refused(ring: tuple[int, ...], message: str) -> None:
+def test_state_conv_shapes_that_do_not_fit_are_rejected(ring: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         state_conv(torch.zeros(1, 8), torch.zeros(4, 8), None, torch.zeros(ring), make_rows([Step(0, 0, 0, 1, 1)]))
 
 
-def test_rows_that_are_parts_of_wider_ones_have_the_same_bits(convolve) -> None:
+def test_strided_state_conv_rows_have_the_same_bits(convolve) -> None:
     x, weight, bias, ring = make_case(9, 4, 20, torch.bfloat16)
     part, others = torch.cat([x, x], dim=1)[:, 20:], ring.clone()
     rows = make_rows([Step(1, 0, 0, 9, 7)])

@@ -18,7 +18,7 @@ IMPLEMENTATIONS = {"reference": attention_reference, "native": attention_native}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("path", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", TREE_CASES)
-def test_a_node_has_the_bits_of_its_path_as_a_chain(name: str, path: str, dtype: torch.dtype) -> None:
+def test_attention_of_a_tree_node_has_the_bits_of_its_path_as_a_chain(name: str, path: str, dtype: torch.dtype) -> None:
     if path == "native" and load_cpu_kernels() is None:
         pytest.skip("no compiler: the CPU kernel cannot be built here")
     case = dict(TREE_CASES[name])
@@ -32,7 +32,7 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(name: str, path: str, dtype:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_five_hundred_nodes_and_more(dtype: torch.dtype) -> None:
+def test_attention_takes_five_hundred_tree_nodes_and_more(dtype: torch.dtype) -> None:
     tree = make_tree_case(random_parents(random.Random(1), 600, 40), 50, key_size=32, value_size=32, dtype=dtype)
     out = attention(tree.query, tree.key_cache, tree.value_cache, tree.rows, scale=0.2)
     for node in (0, 37, 311, 512, 599):
@@ -41,7 +41,7 @@ def test_five_hundred_nodes_and_more(dtype: torch.dtype) -> None:
         assert torch.equal(out[node], alone[0])
 
 
-def test_a_list_may_begin_where_the_path_leaves_its_order() -> None:
+def test_a_list_of_slots_may_begin_where_the_path_leaves_its_order() -> None:
     parents = [-1, 0, 1, 0, 3, -1, 5]
     tree = make_tree_case(parents, 20)
     whole = attention(tree.query, tree.key_cache, tree.value_cache, tree.rows, scale=0.1)
@@ -71,7 +71,7 @@ def test_chains_may_share_the_batch_with_a_tree() -> None:
     assert torch.equal(out[2:], attention(tree.query, *caches, tree.rows, scale=0.1))
 
 
-def test_a_node_is_written_to_its_own_slot() -> None:
+def test_a_tree_node_is_written_to_its_own_slot() -> None:
     tree = make_tree_case([-1, -1, 0], 5, page_size=4)
     key = torch.arange(3.0).reshape(3, 1, 1).expand(3, 2, 64).contiguous()
     kv_write(key, key, tree.key_cache, tree.value_cache, tree.rows)

@@ -29,7 +29,7 @@ def by_hand(rows: list[list[float]], draft_ids: list[int], epsilon: float = 0.09
     return is_accepted.tolist()
 
 
-def test_by_hand() -> None:
+def test_typical_acceptance_by_hand() -> None:
     peaked, flat = [0.90, 0.0895, 0.0105], [1 / 40] * 40
     assert by_hand([peaked], []) == []
     assert by_hand([peaked, peaked], [0]) == [True]
@@ -43,7 +43,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 1000])
-def test_against_the_rule_written_out(vocab_size: int) -> None:
+def test_typical_acceptance_equals_the_rule_written_out(vocab_size: int) -> None:
     blocks = make_blocks(np.random.default_rng(vocab_size), vocab_size, [0, 1, 5, 0, 3, 2, 4] * 6)
     is_accepted, shares = typical(*blocks.for_typical)
     for node, row in enumerate(blocks.rows_before.tolist()):
@@ -58,7 +58,7 @@ def test_against_the_rule_written_out(vocab_size: int) -> None:
     assert set(is_accepted.tolist()) == ({True} if vocab_size == 1 else {False, True})
 
 
-def test_greedy_is_the_equality_test() -> None:
+def test_greedy_typical_acceptance_is_the_equality_test() -> None:
     blocks = make_blocks(np.random.default_rng(5), 40, [0, 1, 5, 3, 2, 8] * 8)
     greedy = columns(blocks.logits.shape[0], 0.0, 3, 0.5, 0.5)
     target_ids = sample(blocks.logits, *blocks.noise_columns, *greedy)
@@ -81,7 +81,7 @@ def test_greedy_is_the_equality_test() -> None:
         ("delta", torch.zeros(3)),
     ],
 )
-def test_bad_arguments_are_refused(name: str, value: torch.Tensor) -> None:
+def test_bad_arguments_of_typical_acceptance_are_rejected(name: str, value: torch.Tensor) -> None:
     temperature, top_k, top_p, min_p = columns(2, 1.0, 0, 1.0, 0.0)
     values = {
         "logits": torch.zeros(2, 4),

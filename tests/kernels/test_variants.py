@@ -24,7 +24,7 @@ def verify(mode: VerificationMode, num_blocks: int, num_drafts: int, vocab_size:
 
 
 @pytest.mark.parametrize("vocab_size", [4096, 50257, 128256])
-def test_one_variant_for_every_size_of_a_batch(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_has_one_variant_for_every_batch_size(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded_variants(monkeypatch) as variants:
         for num_blocks, num_drafts in SIZES:
             for mode in VerificationMode:

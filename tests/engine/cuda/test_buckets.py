@@ -18,7 +18,7 @@ from betoken.engine.cuda.buckets import bucket_sizes, choose_bucket, length_boun
         (257, [16, 32, 48, 64, 96, 128, 192, 256, 384]),
     ],
 )
-def test_sizes_ascend_and_hold_the_largest_forward(max_rows: int, expected: list[int]) -> None:
+def test_bucket_sizes_ascend_and_hold_the_largest_forward(max_rows: int, expected: list[int]) -> None:
     assert bucket_sizes(max_rows) == expected
 
 
@@ -42,5 +42,5 @@ def test_rows_go_to_the_smallest_bucket_that_holds_them() -> None:
         (131072, [1024, 4096, 16384, 65536, 131072]),
     ],
 )
-def test_lengths_ascend_to_the_longest_sequence(max_context: int, expected: list[int]) -> None:
+def test_bucket_lengths_ascend_to_the_longest_sequence(max_context: int, expected: list[int]) -> None:
     assert length_bounds(max_context) == expected

@@ -84,7 +84,7 @@ def test_the_pool_takes_what_the_largest_forward_leaves(tmp_path: Path) -> None:
     assert 0.5 * free_before < free_after < 0.8 * free_before
 
 
-def test_steps_of_many_rows_are_timed_too(tmp_path: Path) -> None:
+def test_step_costs_of_many_rows_are_measured_too(tmp_path: Path) -> None:
     assert measure_step_costs(load(save_tiny(tmp_path, "llama")))[-1].rows == 128
 
 

@@ -68,7 +68,9 @@ def load(kind: str, folder: Path) -> tuple[CudaForward, ReferenceForward]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_its_logits_are_the_references(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_grouped_weights_equal_the_references(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward, reference = load(kind, tmp_path)
     eager = []
     for batch in batches():
@@ -110,7 +112,7 @@ def test_layers_that_read_the_same_rows_are_one_product(
     assert forward(batch).logits.shape[0] == 2
 
 
-def test_a_weight_comes_back_from_its_fields() -> None:
+def test_a_grouped_weight_is_rebuilt_from_its_fields() -> None:
     for weight in (
         draw_weight("int6", (5, 256), 16, "signed units"),
         draw_weight("int4", (5, 96), 32, "half", "zeros", is_ordered=True),

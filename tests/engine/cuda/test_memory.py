@@ -24,7 +24,7 @@ def test_too_little_memory_for_one_sequence_is_refused(forward_bytes: int) -> No
     assert count_pages(MemoryUse(257, 0), 1.0, page_bytes=1, page_size=16, max_context=4096) == 256
 
 
-def test_a_measurement_brackets_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_measurement_brackets_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     fakes = {
         "synchronize": lambda device: steps.append("wait"),

@@ -133,7 +133,7 @@ def test_experts_run_as_they_lie_unless_rows_may_depend_on_each_other(
     assert run(tmp_path, family, batch_invariant=False) is not None and num_visits == []
 
 
-def test_what_cannot_be_recorded_runs_eagerly_and_says_why(
+def test_a_forward_that_cannot_be_recorded_runs_eagerly_with_the_reason(
     recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(call: Callable[[], None]) -> Callable[[], None]:
@@ -203,7 +203,7 @@ def compile_wrongly(call: ModelCall, *rest: object) -> ModelCall:
     ("compile_call", "warning"),
     [(fail_to_compile, "reads the weather"), (compile_wrongly, "eager forward on average")],
 )
-def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_layers(
+def test_a_model_rejected_as_compiled_is_tried_eagerly_against_its_own_layers(
     compile_call: Callable[..., ModelCall],
     warning: str,
     recorder: FakeRecorder,
@@ -227,7 +227,7 @@ def test_what_is_refused_as_compiled_is_tried_eagerly_against_the_model_s_own_la
         load(tmp_path, monkeypatch, compile="on")
 
 
-def test_what_compiling_has_no_part_in_is_refused_at_once(
+def test_a_fault_unrelated_to_compiling_is_rejected_at_once(
     recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_measured: list[int] = []
@@ -252,7 +252,7 @@ def test_the_reference_path_is_taken_once_and_not_for_want_of_compiling(
     assert "aten.cumsum" in caplog.text and "compil" not in caplog.text
 
 
-def test_what_joining_weights_left_is_given_back_before_graphs_are_recorded(
+def test_memory_of_joined_weights_is_freed_before_graphs_are_recorded(
     recorder: FakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []

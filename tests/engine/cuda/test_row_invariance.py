@@ -59,7 +59,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_sums_are_ours_and_right(name: str) -> None:
+def test_sums_under_row_invariance_are_ours_and_right(name: str) -> None:
     call = REPLACED[name]
     with dispatch.override("reference"), dispatch.recording() as taken, RowInvariance(), torch.inference_mode():
         ours = call()
@@ -81,7 +81,7 @@ def test_a_layer_norm_is_of_our_sums(weight: torch.Tensor | None, dtype: torch.d
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_is_refused_by_name(name: str) -> None:
+def test_an_unknown_operator_is_rejected_by_name(name: str) -> None:
     with pytest.raises(ModelRefusedError, match="the model"), RowInvariance():
         REFUSED[name]()
 
@@ -92,7 +92,7 @@ def test_a_product_of_one_term_passes() -> None:
         assert torch.equal(torch.bmm(left[None], right[None])[0], left * right)
 
 
-def test_the_largest_of_a_row_are_the_first_of_equals() -> None:
+def test_topk_of_a_row_takes_the_first_of_equals() -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
     with RowInvariance():
         values, places = scores.topk(3)
@@ -103,7 +103,7 @@ def test_the_largest_of_a_row_are_the_first_of_equals() -> None:
     assert values.is_contiguous() and places.is_contiguous()
 
 
-def test_one_value_is_scattered_within_rows() -> None:
+def test_a_scatter_of_one_value_stays_within_rows() -> None:
     plain = X.scatter(1, PLACES, 9.0)
     with RowInvariance():
         assert torch.equal(X.scatter(-1, PLACES, 9.0), plain)
@@ -112,7 +112,7 @@ def test_one_value_is_scattered_within_rows() -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 @torch.inference_mode()
-def test_a_familys_forward_is_the_same_under_it(family: str) -> None:
+def test_the_forward_of_a_family_is_the_same_under_row_invariance(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0, 2, 4]))
     (plain,) = call_model(model, context, (), *arguments)

@@ -23,7 +23,7 @@ def pages(inputs: StepInputs) -> list[list[int]]:
     return [rows.page_ids[starts[segment] : starts[segment + 1]].tolist() for segment in rows.row_segments.tolist()]
 
 
-def test_padding_rows_are_nobodys_and_leave_nothing_behind() -> None:
+def test_padding_rows_belong_to_no_sequence_and_leave_no_values() -> None:
     inputs = make()
     inputs.fill(batch(Segment([9, 8, 7], 2, [50, 51, 52, 53, 54], 5), Segment([6], 0, [60], 1)))
     assert pages(inputs) == [[9, 8]] * 5 + [[6]] + [[SCRATCH_PAGE]] * 2
@@ -57,7 +57,7 @@ def test_paths_of_a_tree_are_found_behind_the_pages() -> None:
     assert inputs.make_rows(64).own_slots().tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
 
 
-def test_what_does_not_fit_is_said_not_to() -> None:
+def test_a_batch_that_does_not_fit_the_step_inputs_is_reported() -> None:
     inputs = make(num_rows=4, num_logits=2, tail_size=5)
     assert inputs.fits(batch(Segment([0, 1, 2, 3], 12, [1, 2], 2)))
     assert not inputs.fits(batch(Segment([0, 1], 0, [1] * 5, 2))), "rows"
@@ -66,14 +66,14 @@ def test_what_does_not_fit_is_said_not_to() -> None:
     assert not inputs.fits(batch(Segment([0, 1, 2], 9, [1, 1, 1], 1, parents=[-1, -1, 1]))), "slots of paths"
 
 
-def test_inputs_of_one_batch_have_its_size() -> None:
+def test_step_inputs_of_one_batch_have_its_size() -> None:
     inputs = StepInputs.for_batch(batch(Segment([5, 4], 3, [1, 2], 0)), SCRATCH_PAGE, torch.device("cpu"))
     token_ids, positions, logit_rows = inputs.model_arguments()
     assert (token_ids.tolist(), positions.tolist(), logit_rows.tolist()) == ([[1, 2]], [[3, 4]], [0])
     assert {tensor.dtype for tensor in (token_ids, positions, logit_rows)} == {torch.int64}
 
 
-def test_every_column_is_aligned_whatever_the_number_of_rows() -> None:
+def test_every_column_of_the_step_inputs_is_aligned() -> None:
     for num_rows in range(1, 9):
         inputs = make(num_rows, num_rows)
         rows = inputs.make_rows(64)

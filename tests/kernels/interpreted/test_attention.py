@@ -35,7 +35,9 @@ def alone(rows: PagedRows, row: int) -> PagedRows:
 @pytest.mark.parametrize(
     ("name", "dtype"), [*product(CASES, [torch.float32]), *product(HALF_CASES, [torch.bfloat16, torch.float16])]
 )
-def test_triton_is_the_definition(name: str, dtype: torch.dtype, device: torch.device, takes_triton) -> None:
+def test_triton_attention_equals_the_definition(
+    name: str, dtype: torch.dtype, device: torch.device, takes_triton
+) -> None:
     case = dict(CASES[name])
     options = take_options(case, dtype)
     query, key_cache, value_cache, rows, sequences = make_case(dtype=dtype, **case)
@@ -52,7 +54,9 @@ def test_triton_is_the_definition(name: str, dtype: torch.dtype, device: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_see_its_neighbours(dtype: torch.dtype, device: torch.device, takes_triton) -> None:
+def test_a_triton_attention_row_does_not_depend_on_its_neighbours(
+    dtype: torch.dtype, device: torch.device, takes_triton
+) -> None:
     query, key_cache, value_cache, rows, _ = make_case([(300, 11), (20, 20), (5, 1)], num_heads=6, dtype=dtype)
     tensors = [tensor.to(device) for tensor in (query, key_cache, value_cache)]
     rows = to(rows, device)
@@ -64,7 +68,7 @@ def test_a_row_does_not_see_its_neighbours(dtype: torch.dtype, device: torch.dev
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*product(TREE_CASES, [torch.float32]), ("window", torch.bfloat16)])
-def test_a_node_has_the_bits_of_its_path_as_a_chain(
+def test_triton_attention_of_a_tree_node_has_the_bits_of_its_path_as_a_chain(
     name: str, dtype: torch.dtype, device: torch.device, takes_triton
 ) -> None:
     case = dict(TREE_CASES[name])
@@ -87,7 +91,9 @@ def test_a_node_has_the_bits_of_its_path_as_a_chain(
 
 
 @pytest.mark.parametrize("name", ["decode beside prefill", "sinks, window"])
-def test_a_long_bound_and_room_for_more_sequences_change_no_bit(name: str, device: torch.device, takes_triton) -> None:
+def test_a_long_bound_and_room_for_more_sequences_change_no_attention_bit(
+    name: str, device: torch.device, takes_triton
+) -> None:
     """As in a recorded forward, of which a batch may use little: 16 chunks, divided as if no block were empty."""
     case = dict(CASES[name])
     options = take_options(case, torch.float32) | {"scale": 0.125}
@@ -101,7 +107,7 @@ def test_a_long_bound_and_room_for_more_sequences_change_no_bit(name: str, devic
 
 
 @pytest.mark.slow
-def test_five_hundred_nodes_and_more(device: torch.device, takes_triton) -> None:
+def test_triton_attention_takes_five_hundred_tree_nodes_and_more(device: torch.device, takes_triton) -> None:
     tree = make_tree_case(random_parents(random.Random(1), 520, 40), 5, num_key_heads=1, key_size=16, value_size=16)
     tensors = [tensor.to(device) for tensor in (tree.query, tree.key_cache, tree.value_cache)]
     with takes_triton():
@@ -114,7 +120,7 @@ def test_five_hundred_nodes_and_more(device: torch.device, takes_triton) -> None
             )
 
 
-def test_an_empty_batch(device: torch.device, takes_triton) -> None:
+def test_triton_attention_takes_an_empty_batch(device: torch.device, takes_triton) -> None:
     query, key_cache, value_cache, rows, _ = make_case([(5, 1)])
     tensors = [tensor.to(device) for tensor in (query[:0], key_cache, value_cache)]
     nothing = PagedRows(rows.positions[:0], rows.row_segments[:0], rows.page_starts, rows.page_ids)

@@ -24,7 +24,7 @@ EVERYTHING = SamplingParams(
 )
 
 
-def test_a_mixed_batch(device: torch.device, takes_triton) -> None:
+def test_choose_tokens_of_a_mixed_batch_equals_the_reference(device: torch.device, takes_triton) -> None:
     groups = [
         SampleGroup(EVERYTHING, [5, 6, 7], [8], [9, 8]),
         SampleGroup(SamplingParams(temperature=0.0), [5], [], [4]),

@@ -60,7 +60,7 @@ def test_a_row_goes_to_the_expert_it_names(device):
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_is_right_to_rounding(shape, dtype, is_transposed, device, takes_triton):
+def test_expert_product_is_right_to_rounding(shape, dtype, is_transposed, device, takes_triton):
     for name, expert_ids in ROUTES.items():
         x, weight, bias, ids = make(expert_ids, shape, dtype, device, is_transposed)
         for given in (bias, None) if name == "in turn" else (bias,):
@@ -100,7 +100,7 @@ def test_tiles_of_every_height_sum_every_term_once(num_slots, device, takes_trit
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 7, 8, 128])
-def test_any_number_of_experts(num_experts, device, takes_triton):
+def test_expert_linear_takes_any_number_of_experts(num_experts, device, takes_triton):
     ids = torch.randint(num_experts, (50,), generator=torch.Generator().manual_seed(num_experts)).tolist()
     x, weight, bias, expert_ids = make([*ids, num_experts - 1], (num_experts, 9, 20), torch.float32, device)
     with takes_triton():
@@ -120,7 +120,7 @@ def test_a_recording_follows_the_ids_it_is_replayed_on():
         assert torch.equal(out, expert_linear(x, weight, bias, ids))
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_of_expert_linear_are_rejected():
     x, weight, bias, ids = make([0, 1, 2], (3, 5, 4), torch.float32, torch.device("cpu"))
     for arguments in (
         (x[0], weight, bias, ids),

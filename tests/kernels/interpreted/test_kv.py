@@ -26,7 +26,7 @@ def paged_rows(device: torch.device, with_tree: bool) -> PagedRows:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_tree", [False, True])
 @pytest.mark.parametrize(("num_heads", "key_size", "value_size"), [(1, 1, 3), (2, 64, 64), (3, 24, 40)])
-def test_write_equals_reference(
+def test_triton_kv_write_equals_the_reference(
     num_heads: int,
     key_size: int,
     value_size: int,
@@ -59,7 +59,7 @@ def test_write_equals_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compact_equals_reference(dtype: torch.dtype, device: torch.device, takes_triton) -> None:
+def test_triton_kv_compact_equals_the_reference(dtype: torch.dtype, device: torch.device, takes_triton) -> None:
     rng = random.Random(4)
     for num_groups in (0, 1, 5):
         moves = path_moves(rng, num_groups)

@@ -35,7 +35,7 @@ def check(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_is_right_to_rounding(shape, dtype, device, takes_triton):
+def test_linear_product_is_right_to_rounding(shape, dtype, device, takes_triton):
     for num_rows in (1, 17, 70):
         x, weight, bias = make(num_rows, *shape, dtype, device)
         with takes_triton():
@@ -50,7 +50,7 @@ def test_product_is_right_to_rounding(shape, dtype, device, takes_triton):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(200, 130), (96, 2048)], ids=str)
-def test_a_row_has_the_same_bits_in_any_company(shape, dtype, device, takes_triton):
+def test_a_linear_row_has_the_same_bits_in_any_batch(shape, dtype, device, takes_triton):
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one tile.
     companies = (1, 2, 5, 16) if device.type == "cpu" else (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 200, 300)
     x, weight, bias = make(max(companies), *shape, dtype, device)
@@ -69,7 +69,7 @@ def test_tiles_of_every_height_sum_every_term_once(num_rows, device, takes_trito
         assert torch.equal(linear(x.to(device), weight.to(device)).cpu(), x @ weight.T)
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_of_linear_are_rejected():
     x, weight, bias = make(3, 5, 4, torch.float32, torch.device("cpu"))
     for arguments in (
         (x[0], weight, bias),

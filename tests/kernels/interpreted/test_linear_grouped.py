@@ -35,7 +35,7 @@ def check(out: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets", "dtype"), CASES)
-def test_product_is_right_to_rounding(kind, shape, group, scales, offsets, dtype, device, takes_triton):
+def test_grouped_product_is_right_to_rounding(kind, shape, group, scales, offsets, dtype, device, takes_triton):
     generator = torch.Generator().manual_seed(3)
     weight = on(draw_weight(kind, shape, group, scales, offsets), device)
     x = torch.randn(17, shape[1], generator=generator).to(dtype).to(device)
@@ -60,7 +60,7 @@ def test_product_is_right_to_rounding(kind, shape, group, scales, offsets, dtype
     ("kind", "scales", "offsets"),
     [("int4", "half", "zeros"), ("int4", "half", "half"), ("int8", "bfloat", "none"), ("nf4", "float", "none")],
 )
-def test_a_row_has_the_same_bits_in_any_company(kind, scales, offsets, dtype, device, takes_triton):
+def test_a_grouped_linear_row_has_the_same_bits_in_any_batch(kind, scales, offsets, dtype, device, takes_triton):
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one tile.
     companies = (1, 5, 16) if device.type == "cpu" else (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 200, 300)
     shape = (60, 1024) if device.type == "cpu" else (96, 2048)  # both are summed in ranges
@@ -83,7 +83,7 @@ def test_tiles_of_every_height_sum_every_term_once(num_rows, device, takes_trito
     assert torch.equal(found.cpu(), x @ weight.dequantised().T)
 
 
-def test_inputs_in_another_order_are_put_in_it(device, takes_triton):
+def test_inputs_of_a_grouped_linear_are_permuted(device, takes_triton):
     weight = draw_weight("int4", (40, 96), 32, "half", "zeros", is_ordered=True)
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(2))
     expected = x.double() @ weight.dequantised().double().T
@@ -113,7 +113,7 @@ def test_a_row_goes_through_the_expert_it_names(kind, shape, group, scales, offs
     assert (out.float() - expected.float()).abs().max() <= (2 * torch.finfo(dtype).eps + 1e-5) * scale
 
 
-def test_experts_are_summed_in_ranges_too(device, takes_triton):
+def test_grouped_experts_are_summed_in_ranges_too(device, takes_triton):
     weight = on(draw_weight("e2m1", (2 * 24, 2048), 32, "powers"), device)
     ids = torch.tensor([1, 0, 1, 1], device=device)
     x, bias = torch.ones(4, 2048, device=device), torch.ones(2, 24, device=device)
@@ -125,7 +125,7 @@ def test_experts_are_summed_in_ranges_too(device, takes_triton):
     assert (out - expected).abs().max() <= 1e-5 * weight.dequantised().abs().sum(1).max()
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_of_linear_grouped_are_rejected():
     weight, x, ids = draw_weight("int4", (6, 64), 32), torch.ones(2, 64), torch.tensor([0, 1])
     for arguments in (
         (x, weight, None, ids, 4),

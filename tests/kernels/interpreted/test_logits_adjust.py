@@ -34,7 +34,9 @@ def adjust(logits: torch.Tensor, entries: list, allowed: torch.Tensor | None, de
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 1000, 4099])
 @pytest.mark.parametrize("num_rows", [1, 2, 33, 70])
-def test_triton_equals_reference(num_rows: int, vocab_size: int, device: torch.device, takes_triton) -> None:
+def test_triton_logits_adjust_equals_the_reference(
+    num_rows: int, vocab_size: int, device: torch.device, takes_triton
+) -> None:
     logits, entries, allowed = random_case(num_rows, vocab_size, seed=num_rows + vocab_size)
     for mask in (None, allowed):
         with dispatch.override("reference"):
@@ -43,7 +45,7 @@ def test_triton_equals_reference(num_rows: int, vocab_size: int, device: torch.d
             assert torch.equal(adjust(logits, entries, mask, device), expected)
 
 
-def test_a_row_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
+def test_a_row_of_triton_logits_adjust_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
     logits, entries, allowed = random_case(70, 97, seed=5)
     with takes_triton():
         together = adjust(logits, entries, allowed, device)
@@ -52,7 +54,7 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device, takes_triton)
             assert torch.equal(adjust(logits[part], entries[part], allowed[part], device), together[part])
 
 
-def test_an_empty_batch(device: torch.device, takes_triton) -> None:
+def test_triton_logits_adjust_takes_an_empty_batch(device: torch.device, takes_triton) -> None:
     nothing = torch.empty(0, device=device)
     with takes_triton():
         logits = torch.zeros(0, 5, device=device)

@@ -53,7 +53,7 @@ def _apply(values, words, logs, exps, gumbels, count, BLOCK: tl.constexpr):
     tl.store(gumbels + place, gumbel_f32(word), mask=is_inside)
 
 
-def test_arithmetic_equals_reference(device: torch.device) -> None:
+def test_noise_arithmetic_equals_the_reference(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     words = torch.cat((torch.tensor(EDGE_WORDS), torch.randint(0, 2**32, (20_000,), generator=generator)))
     values = torch.rand(len(words), generator=generator) * 90 + 1e-9

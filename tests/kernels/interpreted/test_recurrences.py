@@ -61,7 +61,7 @@ def test_the_recurrence_equals_its_reference(name: str, device: torch.device, ta
 
 
 @pytest.mark.parametrize("name", ["plain-delta", "groups with rates"])
-def test_a_row_has_the_same_bits_alone(name: str, device: torch.device, takes_triton) -> None:
+def test_a_recurrence_row_has_the_same_bits_alone(name: str, device: torch.device, takes_triton) -> None:
     shape, rule = CASES[name]
     rates = make_rates(shape)
     rates = None if rates is None else rates.to(device)

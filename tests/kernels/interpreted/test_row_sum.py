@@ -10,7 +10,7 @@ COLUMNS = [1, 63, 64, 1000, 4096, 5000]
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("num_columns", COLUMNS)
-def test_sums_are_right_and_independent(num_columns, dtype, device, takes_triton):
+def test_row_sums_are_right_and_independent(num_columns, dtype, device, takes_triton):
     generator = torch.Generator().manual_seed(num_columns)
     x = torch.randn(13, num_columns, generator=generator).to(dtype).to(device)
     with takes_triton():
@@ -23,7 +23,7 @@ def test_sums_are_right_and_independent(num_columns, dtype, device, takes_triton
         assert found.dtype == torch.float32 and bool(((found.double() - x.double().sum(dim=1)).abs() <= limit).all())
 
 
-def test_bad_arguments_are_refused():
+def test_bad_arguments_of_row_sum_are_rejected():
     x = torch.zeros(3, 4)
     for bad in (x[0], x.double(), x[:, :0], x.T):
         with pytest.raises(ValueError, match="must be contiguous"):

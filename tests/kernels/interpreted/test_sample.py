@@ -24,27 +24,29 @@ def assert_equals_reference(logits: torch.Tensor, settings: dict, device: torch.
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("index", range(3))
-def test_tokens_equal_reference(index: int, vocab_size: int, device: torch.device, takes_triton) -> None:
+def test_triton_sampled_tokens_equal_the_reference(
+    index: int, vocab_size: int, device: torch.device, takes_triton
+) -> None:
     logits, settings = random_case(index, vocab_size)
     assert_equals_reference(logits, settings, device, takes_triton)
 
 
 @pytest.mark.parametrize("num_rows", [1, 70])
-def test_any_number_of_rows(num_rows: int, device: torch.device, takes_triton) -> None:
+def test_triton_sample_takes_any_number_of_rows(num_rows: int, device: torch.device, takes_triton) -> None:
     logits, settings = random_case(num_rows, 63, num_rows)
     assert_equals_reference(logits, settings, device, takes_triton)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [50257, 128256])
-def test_large_vocabularies(vocab_size: int, device: torch.device, takes_triton) -> None:
+def test_triton_sample_takes_large_vocabularies(vocab_size: int, device: torch.device, takes_triton) -> None:
     for index in range(3):
         logits, settings = random_case(index, vocab_size, num_rows=2)
         assert_equals_reference(logits, settings, device, takes_triton)
 
 
 @pytest.mark.gpu
-def test_many_cases_on_a_gpu(takes_triton) -> None:
+def test_many_sample_cases_equal_the_reference_on_a_gpu(takes_triton) -> None:
     for vocab_size in (*SIZES, 50257):
         for index in range(60):
             logits, settings = random_case(index, vocab_size, 70)
@@ -59,7 +61,7 @@ def test_top_p_at_the_very_edge(top_p: float, device: torch.device, takes_triton
 
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.02}, {"top_k": 3}, {"top_k": 40, "top_p": 0.05}, {"min_p": 0.9}])
-def test_the_first_draw_is_often_dropped(settings: dict, device: torch.device, takes_triton) -> None:
+def test_the_first_sampled_candidate_is_often_dropped(settings: dict, device: torch.device, takes_triton) -> None:
     logits = torch.randn(3, 1500, generator=torch.Generator().manual_seed(7)) * 0.3
     assert_equals_reference(logits, settings, device, takes_triton)
 
@@ -82,7 +84,7 @@ def test_greedy_takes_the_lowest_of_equal_ids(dtype: torch.dtype, device: torch.
         assert greedy(logits).tolist() == [41, 1299, 0]
 
 
-def test_a_row_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
+def test_a_triton_sampled_row_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
     logits, settings = random_case(4, 1100, num_rows=6)
     with takes_triton():
         together = draw(logits, settings, device)
@@ -100,7 +102,7 @@ def test_rows_without_a_finite_largest_value_choose_nothing(
     assert_equals_reference(logits, settings, device, takes_triton)
 
 
-def test_an_empty_batch(device: torch.device, takes_triton) -> None:
+def test_triton_sample_takes_an_empty_batch(device: torch.device, takes_triton) -> None:
     with takes_triton():
         logits = torch.zeros(0, 5, device=device)
         assert draw(logits, {}, device) == [] and greedy(logits).tolist() == []

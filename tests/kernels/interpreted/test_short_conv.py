@@ -19,7 +19,7 @@ def moved(rows: PagedRows, device: torch.device) -> PagedRows:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["chains", "bushy", "odd pages"])
 @pytest.mark.parametrize(("num_taps", "num_channels"), [(3, 64), (4, 600), (1, 3)])
-def test_equals_reference(
+def test_triton_short_conv_equals_the_reference(
     num_taps: int, num_channels: int, name: str, dtype: torch.dtype, device: torch.device, takes_triton
 ) -> None:
     sizes = {"num_heads": 1, "num_key_heads": 1, "key_size": num_channels, "value_size": 1}

@@ -31,21 +31,21 @@ def assert_equals_reference(blocks: Blocks, device: torch.device, takes_triton) 
 
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 1000, 4096])
-def test_triton_equals_reference(vocab_size: int, device: torch.device, takes_triton) -> None:
+def test_triton_verification_equals_the_reference(vocab_size: int, device: torch.device, takes_triton) -> None:
     rng = np.random.default_rng(vocab_size)
     blocks = make_blocks(rng, vocab_size, LENGTHS, DTYPES[vocab_size % 3])
     counts, *_ = assert_equals_reference(blocks, device, takes_triton)
     assert vocab_size == 1 or 0 < sum(counts) < sum(LENGTHS), "both outcomes occur"
 
 
-def test_many_blocks(device: torch.device, takes_triton) -> None:
+def test_triton_verification_takes_many_blocks(device: torch.device, takes_triton) -> None:
     blocks = make_blocks(np.random.default_rng(70), 63, [1, 0] * 17)
     assert_equals_reference(blocks, device, takes_triton)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [50257, 128256])
-def test_large_vocabularies(vocab_size: int, device: torch.device, takes_triton) -> None:
+def test_triton_verification_takes_large_vocabularies(vocab_size: int, device: torch.device, takes_triton) -> None:
     blocks = make_blocks(np.random.default_rng(vocab_size), vocab_size, [3, 1, 0])
     assert_equals_reference(blocks, device, takes_triton)
 
@@ -100,13 +100,13 @@ def test_excessive_draft_probabilities_fall_back_to_the_target(device: torch.dev
     assert counts == [0] * 12 and set(next_ids) == {0, 1}
 
 
-def test_an_empty_batch(device: torch.device, takes_triton) -> None:
+def test_triton_verification_takes_an_empty_batch(device: torch.device, takes_triton) -> None:
     blocks = make_blocks(np.random.default_rng(0), 5, []).moved(device)
     with takes_triton():
         assert decisions(blocks) == [[], [], [], []]
 
 
-def test_a_block_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
+def test_triton_verification_of_a_block_does_not_depend_on_the_others(device: torch.device, takes_triton) -> None:
     blocks = make_blocks(np.random.default_rng(6), 300, [3, 0, 5])
     with takes_triton():
         together = decisions(blocks.moved(device))
@@ -127,7 +127,7 @@ def test_a_block_does_not_depend_on_the_others(device: torch.device, takes_trito
             assert decisions(alone.moved(device)) == expected
 
 
-def test_refusals_recover_from_what_the_draft_leaves(device: torch.device, takes_triton) -> None:
+def test_a_rejected_token_is_recovered_from_the_residual_distribution(device: torch.device, takes_triton) -> None:
     """Draft distributions over all ids, and draft tokens that they favour far more than the target does."""
     rng = np.random.default_rng(2)
     num_blocks = 24

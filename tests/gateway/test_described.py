@@ -53,7 +53,7 @@ async def reported_by_schemathesis(gate: Gate, folder: Path, *options: str) -> s
     return out
 
 
-async def test_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
+async def test_responses_match_the_openapi_schema(gate: Gate, tmp_path: Path) -> None:
     most = [option for path in MANY_FIELDS for option in ("--exclude-path", path)]
     out = await reported_by_schemathesis(gate, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "3", *most)
     num, num_passed = map(int, re.findall(r"(\d+) generated, (\d+) passed", out)[0])
@@ -62,12 +62,12 @@ async def test_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_very_many_answers_are_as_described(gate: Gate, tmp_path: Path) -> None:
+async def test_very_many_responses_match_the_openapi_schema(gate: Gate, tmp_path: Path) -> None:
     await reported_by_schemathesis(gate, tmp_path, "--max-examples", "300")
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_field_is_described_as_it_is_read(path: str) -> None:
+def test_the_openapi_schema_describes_every_field_as_it_is_read(path: str) -> None:
     description = create_app(None, GatewaySettings()).openapi()  # type: ignore[arg-type]
     body, operation = BODIES[path], description["paths"][path]["post"]
     assert set(operation["responses"]) == {"200", "4XX", "5XX"}

@@ -1,4 +1,4 @@
-"""Tokenization in both directions, and Prometheus metrics."""
+"""Prometheus metrics of the gateway."""
 
 from __future__ import annotations
 
@@ -7,40 +7,6 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gateway.conftest import Gate
-
-
-async def test_text_to_tokens_and_back(gate: Gate, tokenizer: Any) -> None:
-    there = (await gate.post("/tokenize", {"prompt": "the é", "return_token_strs": True})).json()
-    assert there["tokens"] == tokenizer.encode("the é")
-    assert there["count"] == len(there["tokens"]) and there["max_model_len"] == 2048
-    assert there["token_strs"][0] == "the"
-    back = (await gate.post("/detokenize", {"tokens": there["tokens"], "model": "fake"})).json()
-    assert back == {"prompt": "the é"}
-    assert (await gate.post("/tokenize", {"prompt": ""})).json()["tokens"] == []
-
-
-async def test_a_chat_is_tokenized_as_it_is_completed(gate: Gate) -> None:
-    messages = [{"role": "user", "content": "the"}]
-    ids = (await gate.post("/tokenize", {"messages": messages})).json()["tokens"]
-    by_chat = await gate.post("/v1/chat/completions", {"messages": messages, "max_tokens": 8, "seed": 1})
-    by_ids = await gate.post("/v1/completions", {"prompt": ids, "max_tokens": 8, "seed": 1})
-    assert by_chat.json()["choices"][0]["message"]["content"] == by_ids.json()["choices"][0]["text"]
-    assert by_chat.json()["usage"]["prompt_tokens"] == len(ids)
-
-
-async def test_tokens_that_are_none_are_refused_by_name(gate: Gate) -> None:
-    for path, body, param in (
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
-        ("/detokenize", {"tokens": []}, "tokens"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens"),
-        ("/detokenize", {"tokens": [1, 10**6]}, "tokens[1]"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-    ):
-        reply = await gate.post(path, body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-    assert (await gate.post("/tokenize", {"prompt": "a", "model": "other"})).status_code == 404
 
 
 async def samples(gate: Gate) -> dict[tuple[str, ...], float]:
@@ -86,7 +52,7 @@ async def test_metrics_equal_the_counts_of_answers(gate: Gate) -> None:
     )
 
 
-async def test_a_path_that_is_none_makes_no_label_of_its_own(gate: Gate) -> None:
+async def test_an_unknown_path_has_no_metric_label(gate: Gate) -> None:
     for path in ("/a", "/b", "/v1/models/x", "/v1/models/y"):
         await gate.http.get(path)
     told = await samples(gate)
