@@ -86,7 +86,7 @@ def test_a_wheel_says_what_a_package_index_shows(name: str, wheels: SimpleNamesp
     assert not relative, "a package index has no such files"
 
 
-def test_the_tools_of_development_are_asked_for_by_name() -> None:
+def test_development_tools_are_requested_by_name() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["all"] == ["betoken[cli,gateway,router,worker]"]
     assert any(line.startswith("pytest") for line in extras["dev"])

@@ -32,7 +32,7 @@ async def test_leaving_the_loop_cancels_the_call(router, script, runner) -> None
     assert await asyncio.to_thread(router.cancelled.wait, 30)
 
 
-async def test_a_result_after_leaving_the_loop_says_so(router, script) -> None:
+async def test_a_result_after_leaving_the_loop_raises_cancelled(router, script) -> None:
     for _ in range(2):
         router.will(script.start(), script.tokens("a", 5), script.Hang())
     async with AsyncClient(router.address) as client:
@@ -102,7 +102,7 @@ def close_once_asked(client: Client, router: Any) -> None:
     client.close()
 
 
-def test_closing_the_client_ends_a_wait_to_ask_again(router, script) -> None:
+def test_closing_the_client_ends_a_retry_wait(router, script) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
     client = Client(router.address, retry=PATIENT)
     threading.Thread(target=close_once_asked, args=(client, router)).start()
@@ -112,7 +112,7 @@ def test_closing_the_client_ends_a_wait_to_ask_again(router, script) -> None:
     assert time.monotonic() - begun_s < 30.0
 
 
-async def test_closing_the_async_client_ends_a_wait_to_ask_again(router, script) -> None:
+async def test_closing_the_async_client_ends_a_retry_wait(router, script) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
     client = AsyncClient(router.address, retry=PATIENT)
     answer = asyncio.ensure_future(client.complete("hi"))
@@ -123,7 +123,7 @@ async def test_closing_the_async_client_ends_a_wait_to_ask_again(router, script)
             await answer
 
 
-def test_closing_the_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
+def test_closing_the_client_ends_the_retry_wait_of_a_unary_call(router) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
     client = Client(router.address, retry=PATIENT)
     threading.Thread(target=close_once_asked, args=(client, router)).start()
@@ -131,7 +131,7 @@ def test_closing_the_client_ends_a_question_that_waits_to_be_asked_again(router)
         client.tokenize("hi")
 
 
-async def test_closing_the_async_client_ends_a_question_that_waits_to_be_asked_again(router) -> None:
+async def test_closing_the_async_client_ends_the_retry_wait_of_a_unary_call(router) -> None:
     router.will(grpc.StatusCode.UNAVAILABLE)
     client = AsyncClient(router.address, retry=PATIENT)
     asking = asyncio.ensure_future(client.tokenize("hi"))
@@ -142,7 +142,7 @@ async def test_closing_the_async_client_ends_a_question_that_waits_to_be_asked_a
             await asking
 
 
-def test_a_client_closed_while_a_call_begins_says_so(router, script) -> None:
+def test_a_client_closed_while_a_call_begins_raises_cancelled(router, script) -> None:
     client = Client(router.address, retry=FAST)
     generation = client.generate("hi")
 

@@ -26,7 +26,7 @@ async def test_an_unreachable_router_is_unavailable(runner) -> None:
 @pytest.mark.parametrize(
     "address", ["", "localhost", "localhost:65537", "http://localhost:50051", "dns:///", "\udcff:1", None]
 )
-def test_what_is_no_address_is_refused_and_not_dialled_elsewhere(kind: Any, address: Any) -> None:
+def test_an_invalid_address_is_rejected_and_not_dialled(kind: Any, address: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"address = .*: must be HOST:PORT"):
         kind(address)
 
@@ -68,12 +68,12 @@ async def test_a_router_of_this_machine_is_not_sought_behind_a_proxy(router, run
         ("dns:///localhost.example:50051", False),
     ],
 )
-def test_other_machines_may_be_behind_a_proxy(address, is_own) -> None:
+def test_addresses_of_other_machines_may_be_behind_a_proxy(address, is_own) -> None:
     assert (("grpc.enable_http_proxy", 0) in channel_options(address, None)) is is_own
 
 
 @pytest.mark.parametrize(("family", "other"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")])
-def test_addresses_of_this_machine_in_a_network_are_its_own(family: int, other: str) -> None:
+def test_network_addresses_of_this_machine_are_not_sought_behind_a_proxy(family: int, other: str) -> None:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((other, 1))
@@ -83,7 +83,7 @@ def test_addresses_of_this_machine_in_a_network_are_its_own(family: int, other: 
     assert ("grpc.enable_http_proxy", 0) in channel_options(f"[{own}]:50051" if ":" in own else f"{own}:50051", None)
 
 
-def test_this_machines_name_is_its_own() -> None:
+def test_the_host_name_of_this_machine_is_not_sought_behind_a_proxy() -> None:
     assert ("grpc.enable_http_proxy", 0) in channel_options(f"dns:///{socket.gethostname()}:50051", None)
 
 
@@ -98,7 +98,9 @@ def test_this_machines_name_is_its_own() -> None:
         ("box", "boxer:50051", "127.0.1.1", False),  # not looked up
     ],
 )
-def test_this_machines_longer_name_is_its_own(monkeypatch, own, address, place, is_own) -> None:
+def test_the_full_host_name_of_this_machine_is_not_sought_behind_a_proxy(
+    monkeypatch, own, address, place, is_own
+) -> None:
     def look_up(host: str, port: None, **kinds: object) -> list[Any]:
         if place is None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

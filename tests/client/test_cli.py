@@ -40,12 +40,12 @@ def answering(router, script):
     return router
 
 
-def test_text_alone_goes_into_a_pipe(answering) -> None:
+def test_generate_writes_only_text_into_a_pipe(answering) -> None:
     result = run("generate", "hi", "--address", answering.address)
     assert (result.exit_code, result.stdout) == (0, "abc\n")
 
 
-def test_the_prompt_may_come_from_standard_input(answering) -> None:
+def test_generate_reads_the_prompt_from_standard_input(answering) -> None:
     text = "from a pipe,\r\nline ends\rand all\n"
     result = run("generate", "--address", answering.address, input=text)
     assert result.exit_code == 0 and answering.requests[0].prompt == text
@@ -61,7 +61,7 @@ def test_standard_input_that_cannot_be_read_is_reported(monkeypatch: pytest.Monk
         GenerateForm().question()
 
 
-def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
+def test_a_prompt_that_is_not_text_is_rejected_in_every_locale() -> None:
     for locale in ("C", "C.UTF-8"):
         environment = os.environ | {"LC_ALL": locale}
         command = [sys.executable, "-m", "betoken.cli", "generate", "--address", "127.0.0.1:1"]
@@ -69,7 +69,7 @@ def test_bytes_that_are_no_text_are_refused_in_every_locale() -> None:
         assert done.returncode == 2 and b"standard input is not text" in done.stderr
 
 
-def test_what_a_locale_cannot_write_is_escaped(router, script) -> None:
+def test_text_that_the_locale_cannot_write_is_escaped(router, script) -> None:
     router.will(script.start(), script.tokens("caf\xe9", 5), script.finish(1))
     command = [sys.executable, "-m", "betoken.cli", "generate", "hi", "--address", router.address]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -95,7 +95,7 @@ def test_output_that_cannot_be_written_is_a_failure_reported_once(router, script
     assert (done.returncode, done.stderr) == (1, reported)
 
 
-def test_json_is_one_object(answering) -> None:
+def test_generate_json_is_one_object(answering) -> None:
     result = run("generate", "hi", "--json", "--address", answering.address)
     (line,) = result.stdout.splitlines()
     answer = json.loads(line)
@@ -109,7 +109,7 @@ def test_json_is_one_object(answering) -> None:
     assert answer["tokens_per_s"] > 0 and answer["prompt_ids"] == [1, 2, 3]
 
 
-def test_every_option_reaches_the_request(answering) -> None:
+def test_every_option_of_generate_reaches_the_request(answering) -> None:
     options = "--temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2"
     options += " --frequency-penalty 0.3 --logit-bias 4=-1.5 --logit-bias 5=2 --seed 18446744073709551615"
     options += " --max-new-tokens 9 --min-new-tokens 2 --stop x --stop y --stop-token-id 8 --ignore-eos --logprobs 2"
@@ -131,7 +131,7 @@ def test_every_option_reaches_the_request(answering) -> None:
     assert [(m.role, m.content) for m in request.messages.messages] == [("system", "be-brief"), ("user", "hi")]
 
 
-def test_how_a_prompt_becomes_ids_reaches_the_request(answering) -> None:
+def test_tokenization_options_reach_the_request(answering) -> None:
     options = ("--address", answering.address, "--escape-special-tokens", "--begin", "Well,")
     assert run("generate", "hi", *options).exit_code == 0
     chat = answering.requests[0].messages
@@ -162,7 +162,7 @@ def test_a_constraint_reaches_the_request(answering, tmp_path: Path, options: st
     assert answering.requests[0].constraint == types_pb2.Constraint(**expected)
 
 
-def test_off_reaches_the_request(answering) -> None:
+def test_the_option_off_reaches_the_request(answering) -> None:
     assert run("generate", "hi", "--address", answering.address, "--off").exit_code == 0
     assert answering.requests[0].speculation.off
 
@@ -198,7 +198,7 @@ def test_a_suffix_makes_the_prompt_of_generate_an_infill(answering) -> None:
         "--num-draft-tokens 0 --off",
     ],
 )
-def test_options_that_make_no_sense_are_refused_here(options: str) -> None:
+def test_invalid_options_of_generate_are_rejected_locally(options: str) -> None:
     result = run("generate", *options.split())
     assert result.exit_code == 2 and options.split()[0] in result.stderr
 
@@ -207,14 +207,14 @@ def test_a_bias_without_a_value_is_reported_the_form_of_a_bias() -> None:
     assert "'4' is not ID=BIAS" in run("generate", "--logit-bias", "4").stderr
 
 
-def test_what_the_router_refuses_is_reported_in_one_line(router) -> None:
+def test_an_error_of_the_router_is_reported_in_one_line(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--temperature", "-1", "--address", router.address)
     assert result.exit_code == 1 and result.stdout == ""
     assert result.stderr.startswith("betoken: INVALID_ARGUMENT: --temperature = -1.0: must be 0 or more")
 
 
-def test_what_the_router_refuses_is_json_for_machines(router) -> None:
+def test_an_error_of_the_router_is_json_with_the_option_json(router) -> None:
     router.will(InvalidArgumentError("sampling.temperature", -1.0, "must be 0 or more"))
     result = run("generate", "hi", "--json", "--address", router.address)
     error = json.loads(result.stdout)["error"]
@@ -226,7 +226,7 @@ def test_what_the_router_refuses_is_json_for_machines(router) -> None:
     )
 
 
-def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> None:
+def test_a_broken_answer_is_part_of_its_json_error(router, script) -> None:
     router.will(script.start(seed=9, system_fingerprint="f"), script.tokens("ab", 5, 6), InternalError("bug"))
     result = run("generate", "hi", "--json", "--address", router.address)
     partial = json.loads(result.stdout)["error"]["partial"]
@@ -262,7 +262,7 @@ def test_what_came_of_an_answer_that_broke_is_in_its_error(router, script) -> No
         ("address", "--address"),
     ],
 )
-def test_a_fault_names_the_option_that_the_value_came_from(field: str, option: str) -> None:
+def test_an_error_names_the_option_of_the_invalid_value(field: str, option: str) -> None:
     assert in_options(InvalidArgumentError(field, 1, "must be 2")) == f"{option} = 1: must be 2"
 
 
@@ -302,7 +302,7 @@ def test_a_file_without_a_key_is_refused_in_one_line(router, tmp_path: Path, con
     assert "--api-key-file" in result.stderr
 
 
-def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path) -> None:
+def test_a_new_key_is_admitted_by_its_entry(tmp_path: Path) -> None:
     result = cli.invoke(app, ["new-key", "alice", "--tenant", "team"])
     file = tmp_path / "keys.toml"
     file.write_text(result.stdout)
@@ -313,7 +313,7 @@ def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path) -> None:
     assert cli.invoke(app, ["new-key", "a\nb"]).exit_code == 2
 
 
-def test_a_new_key_as_json_is_let_in_by_its_entry(tmp_path: Path) -> None:
+def test_a_new_key_as_json_is_admitted_by_its_entry(tmp_path: Path) -> None:
     result = cli.invoke(app, ["new-key", "alice", "--json"])
     made = json.loads(result.stdout)
     (tmp_path / "keys.toml").write_text(made["entry"])
@@ -341,7 +341,7 @@ def test_a_raw_prompt_excludes_options_of_chats(options: str) -> None:
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&-"])
-def test_a_closed_stream_is_no_failure(router, script, closed: str) -> None:
+def test_a_closed_standard_output_is_not_a_failure(router, script, closed: str) -> None:
     router.will(script.start(), script.tokens("abc", 5), script.finish(1))
     command = f'exec "$0" -m betoken.cli generate x --address {router.address} {closed}'
     result = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, timeout=60)

@@ -37,7 +37,7 @@ async def test_pieces_print_as_text_and_carry_tokens(router, script, runner) -> 
     assert pieces[1].tokens[0].provenance == "recovered"
 
 
-async def test_complete_gives_the_whole_answer(router, script, runner) -> None:
+async def test_complete_returns_the_whole_answer(router, script, runner) -> None:
     stats = pb.SpeculationStats(
         num_drafts=2,
         num_draft_tokens=8,
@@ -108,13 +108,13 @@ async def test_a_result_after_an_error_is_that_error(router, script) -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("settings", [{"tls": "ca.pem"}, {"retry": 5}, {"retry": 0}, {"timeout_s": "5"}])
-def test_settings_of_another_class_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
+def test_client_settings_of_another_class_are_rejected_by_name(kind: Any, settings: dict[str, Any]) -> None:
     (field,) = settings
     with pytest.raises(InvalidArgumentError, match=f"^{field} = "):
         kind("localhost:50051", **settings)
 
 
-def test_an_async_client_says_that_it_belongs_to_one_event_loop(router, script) -> None:
+def test_an_async_client_reports_that_it_belongs_to_one_event_loop(router, script) -> None:
     router.will(pb.GetModelInfoResponse(model="tiny"))
     client = AsyncClient(router.address)
     answer = client.generate("hi")  # outside any: nothing is sent yet

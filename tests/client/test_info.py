@@ -16,7 +16,7 @@ from betoken.v1 import types_pb2
 from tests.client.command import run
 
 
-def test_what_routers_and_workers_say_moves_no_cursor(router) -> None:
+def test_texts_of_routers_and_workers_move_no_cursor(router) -> None:
     evil = "a\x1b[2J\r\nb"
     hello = types_pb2.WorkerHello(role="verify", model_id=evil, dtype=evil)
     worker = pb.WorkerInfo(address="a:1", state="refused", detail=evil, hello=hello)
@@ -62,7 +62,7 @@ def test_info_shows_the_model_and_its_workers(router) -> None:
     assert info["model"] == "tiny" and info["verify_workers"][0]["free_pages"] == 3
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
+def test_info_shows_names_that_look_like_markup_literally(router) -> None:
     hello = types_pb2.WorkerHello(role="verify", model_id="llama[fp16]")
     workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello)]
     router.will(pb.GetModelInfoResponse(model="models/[old]/llama[fp16]", verify_workers=workers))
@@ -72,7 +72,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(router) -> None:
 
 
 @pytest.mark.parametrize("width", [90, 80, 76, 60, 20])
-def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_shows_whole_numbers_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [
         WorkerStatus.from_proto(
             pb.WorkerInfo(
@@ -100,6 +100,6 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width: int, monkeypatch: pytest
         assert whole in output, output
 
 
-def test_a_router_that_is_not_there_is_reported() -> None:
+def test_info_reports_a_router_that_cannot_be_reached() -> None:
     result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "1")
     assert result.exit_code == 1 and result.stderr.startswith("betoken: ")

@@ -82,7 +82,7 @@ def test_a_killed_service_is_noticed_and_starts_again_on_its_port(services: Loca
     assert services.services["draft"].address == address
 
 
-def test_services_that_ended_together_start_again_one_by_one(services: LocalServices) -> None:
+def test_services_that_ended_together_restart_one_by_one(services: LocalServices) -> None:
     for name in ("verify", "draft"):
         services.kill(name)
     for name in ("verify", "draft"):
@@ -249,7 +249,7 @@ def test_a_start_may_take_as_long_as_it_goes_forward(seconds: float, monkeypatch
         assert download.monotonic() < 62.0
 
 
-def test_a_straggler_is_killed(fake_modules: Path) -> None:
+def test_a_service_that_does_not_stop_is_killed(fake_modules: Path) -> None:
     services = LocalServices(LocalServicesConfig("t", verify_options=["--stubborn"]))
     services.start()
     before = time.monotonic()

@@ -79,7 +79,7 @@ def styles_of(console: Console) -> list[str]:
 
 
 @pytest.mark.parametrize("background", [(0, 43, 54), (253, 246, 227)], ids=["dark", "light"])
-def test_every_provenance_can_be_read_and_distinguished_on_solarized(background: tuple[int, int, int]) -> None:
+def test_every_provenance_colour_is_readable_and_distinct_on_solarized(background: tuple[int, int, int]) -> None:
     console = Console(force_terminal=True, color_system="standard", no_color=False)
     known = styles_of(console)
     assert len(set(known)) == len(known)
@@ -89,7 +89,7 @@ def test_every_provenance_can_be_read_and_distinguished_on_solarized(background:
             assert (lights[1] + 0.05) / (lights[0] + 0.05) > 2.5, style
 
 
-def test_without_colours_the_legend_still_shows_which_is_which(script) -> None:
+def test_without_colours_the_legend_still_names_each_provenance(script) -> None:
     console = Console(force_terminal=True, file=StringIO(), color_system="standard", no_color=True, width=80)
     known = styles_of(console)
     assert len(set(known)) == len(known)
@@ -104,7 +104,7 @@ def test_without_colours_the_legend_still_shows_which_is_which(script) -> None:
     assert "50% \x1b[1mmodel\x1b[0m" in output and "50% \x1b[4mrecovered\x1b[0m" in output
 
 
-def test_the_table_names_speed_and_acceptance() -> None:
+def test_the_table_of_statistics_names_speed_and_acceptance() -> None:
     finish = pb.GenerateFinish(reason=pb.FINISH_REASON_STOP, stop="\n", speculation=STATS)
     completion = Completion.from_proto(pb.GenerateStart(), [], finish, 0)
     console = Console(file=StringIO(), width=100)
@@ -136,7 +136,7 @@ def test_a_stop_string_that_looks_like_markup_is_shown_as_it_is() -> None:
         (types_pb2.VERIFICATION_MODE_TYPICAL, "typical: lossy"),
     ],
 )
-def test_the_table_says_what_a_mode_does_not_promise(mode: int, note: str | None) -> None:
+def test_the_table_of_statistics_states_the_limits_of_a_mode(mode: int, note: str | None) -> None:
     completion = Completion.from_proto(pb.GenerateStart(mode=mode), [], pb.GenerateFinish(), 0)
     console = Console(file=StringIO(), width=100)
     console.print(report.table(completion, 0.5))

@@ -104,7 +104,7 @@ def test_a_prompt_is_text_ids_or_messages() -> None:
     assert tokenize_request("hi").prompt == "hi"
 
 
-def test_how_a_prompt_becomes_ids_is_said_where_it_is_minded() -> None:
+def test_tokenization_options_are_sent_only_if_they_apply() -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     for request in (
         generate_request(chat, {"continue_final_message": True, "escape_special_tokens": True}),  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_how_a_prompt_becomes_ids_is_said_where_it_is_minded() -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_a_message_cannot_hold_is_refused_by_name(prompt: Any, options: Any, field: str) -> None:
+def test_values_that_a_message_cannot_hold_are_rejected_by_name(prompt: Any, options: Any, field: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         generate_request(prompt, options)
 
@@ -185,7 +185,7 @@ def test_a_number_longer_than_python_writes_is_refused_too() -> None:
         generate_request("hi", {"max_new_tokens": 10**5000})
 
 
-def test_what_callers_write_passes_a_strict_type_checker(tmp_path: Path) -> None:
+def test_usual_calls_of_the_sdk_pass_a_strict_type_checker(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(
         "from contextlib import aclosing, closing\n"
@@ -203,7 +203,7 @@ def test_what_callers_write_passes_a_strict_type_checker(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout
 
 
-def test_a_chat_takes_tools_and_what_else_a_template_knows() -> None:
+def test_a_chat_takes_tools_and_template_arguments() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     options = {"tools": [{"name": "f"}], "template_arguments": {"enable_thinking": False}}
@@ -226,6 +226,6 @@ def test_a_chat_takes_tools_and_what_else_a_template_knows() -> None:
         ([{"role": "user", "content": "a", "name": object()}], {}, "messages[0]"),
     ],
 )
-def test_what_no_template_can_be_given_is_refused_by_name(prompt, options, field) -> None:
+def test_values_that_no_chat_template_takes_are_rejected_by_name(prompt, options, field) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         generate_request(prompt, options)

@@ -53,7 +53,7 @@ async def test_a_break_before_the_first_message_repeats_the_request(router, scri
     assert router.requests[0] == router.requests[1]
 
 
-async def test_a_resumed_request_is_of_ids_and_says_nothing_of_text(router, script, runner) -> None:
+async def test_a_resumed_request_has_ids_and_no_text(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 5), grpc.StatusCode.UNAVAILABLE)
     router.will(script.start(), script.finish(1))
     assert (await runner.call(router.address, "complete", "hi", add_special_tokens=False)).text == "a"
@@ -123,7 +123,7 @@ async def test_retries_in_a_row_are_bounded_and_progress_starts_anew(router, scr
         await runner.call(router.address, "complete", "hi", retry=policy)
 
 
-async def test_a_fault_after_the_last_message_does_not_matter(router, script, runner) -> None:
+async def test_an_error_after_the_last_message_of_an_answer_is_ignored(router, script, runner) -> None:
     router.will(script.start(), script.tokens("a", 5), script.finish(1), grpc.StatusCode.UNAVAILABLE)
     assert (await runner.call(router.address, "complete", "hi")).text == "a"
 
@@ -165,7 +165,7 @@ async def test_the_deadline_is_one_over_all_attempts(router, script, runner) -> 
 
 
 @pytest.mark.parametrize("end", ["deadline", "fault", "outage"])
-async def test_an_error_keeps_what_came_of_the_answer(router, script, runner, end) -> None:
+async def test_an_error_keeps_the_partial_answer(router, script, runner, end) -> None:
     last = {"deadline": script.Hang(), "fault": InternalError("bug"), "outage": grpc.StatusCode.UNAVAILABLE}[end]
     words = {"deadline": "(?i)deadline", "fault": "bug", "outage": "(?i)unavailable"}[end]
     router.will(script.start(seed=9, system_fingerprint="f"), script.tokens("ab", 5, 6), grpc.StatusCode.UNAVAILABLE)
@@ -208,13 +208,13 @@ async def test_the_deadline_counts_from_the_iteration(router, script, clock) -> 
             assert (await asyncio.to_thread(blocking_answer.result)).text == "b"
 
 
-async def test_messages_out_of_order_are_refused(router, script, runner) -> None:
+async def test_answer_messages_out_of_order_are_rejected(router, script, runner) -> None:
     router.will(script.tokens("a", 5))
     with pytest.raises(InternalError, match="out of order"):
         await runner.call(router.address, "complete", "hi")
 
 
-async def test_a_message_too_large_is_no_overload(router, runner) -> None:
+async def test_a_message_too_large_is_not_retried_as_overload(router, runner) -> None:
     """At either end, and asking again cannot help."""
     retry = RetryPolicy(max_retries=2, initial_backoff_s=0.001, retry_when_exhausted=True)
     for num_bytes, most in ((5 << 20, 4 << 20), (65 << 20, 64 << 20)):

@@ -28,7 +28,7 @@ def at(times: list[float]) -> Callable[[], float]:
     return lambda: times[0]
 
 
-def test_waits_double_up_to_the_bound_and_start_anew_after_progress() -> None:
+def test_retry_waits_double_up_to_the_bound_and_start_anew_after_progress() -> None:
     policy = RetryPolicy(max_retries=4, initial_backoff_s=1, max_backoff_s=3)
     retries = Retries(policy, None, at([0.0]), highest)
     error = UnavailableError("gone")
@@ -87,7 +87,7 @@ def test_an_infinite_deadline_is_none() -> None:
     assert Retries(RetryPolicy(), float("inf")).remaining_s() is None
 
 
-def test_no_wait_goes_beyond_the_deadline() -> None:
+def test_no_retry_wait_exceeds_the_deadline() -> None:
     times = [100.0]
     retries = Retries(RetryPolicy(initial_backoff_s=1), 2.0, at(times), highest)
     assert retries.remaining_s() == 2.0 and retries.delay_after(UnavailableError("gone")) == 1
@@ -98,14 +98,14 @@ def test_no_wait_goes_beyond_the_deadline() -> None:
         retries.remaining_s()
 
 
-def test_a_patient_policy_outlives_any_number_of_retries() -> None:
+def test_a_retry_policy_without_a_bound_outlives_any_number_of_retries() -> None:
     retries = Retries(RetryPolicy(max_retries=10**6, max_backoff_s=2.0), None, uniform=lambda low, high: high)
     assert [retries.delay_after(UnavailableError("gone")) for _ in range(2000)][-1] == 2.0
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, "3", None])
 @pytest.mark.parametrize("name", ["max_retries", "max_failing_s", "initial_backoff_s", "max_backoff_s"])
-def test_a_bad_policy_is_refused(name: str, value: Any) -> None:
+def test_a_bad_retry_policy_is_rejected(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value!r}, must be a number"):
         RetryPolicy(**{name: value})
 

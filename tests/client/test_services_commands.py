@@ -21,7 +21,7 @@ from tests.client.command import run
 ROOT = Path(__file__).parents[2]
 
 
-def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_commands_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execve", lambda *everything: executed.append(everything))
     services.become("betoken.router", ["--help"], extra="router", needs=())
@@ -33,7 +33,7 @@ def test_services_are_replaced_by_their_module(monkeypatch: pytest.MonkeyPatch) 
         services.become("betoken.router", [], extra="router", needs=("no_such_package",))
 
 
-def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_imports_nothing_outside_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(services, "become", lambda module, arguments, **options: asked.append(options))
@@ -46,11 +46,11 @@ def test_a_service_asks_for_nothing_that_its_extra_does_not_install(monkeypatch:
         assert importlib.util.find_spec(code) and installed.issuperset(packages), options
 
 
-def test_a_router_started_without_options_is_found_without_options() -> None:
+def test_a_router_with_default_options_is_found_by_default_clients() -> None:
     assert DEFAULT_ADDRESS == f"127.0.0.1:{RouterSettings.model_fields['port'].default}"
 
 
-def test_every_argument_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_argument_of_a_service_command_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
     monkeypatch.setattr(services, "become", lambda module, arguments, **_: became.append([module, *arguments]))
     for command, module in (("router", "router"), ("draft-worker", "draft_worker"), ("verify-worker", "verify_worker")):
@@ -75,7 +75,7 @@ def test_a_command_without_its_extra_says_so_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, reported)
 
 
-def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
+def test_an_interrupt_during_imports_of_a_command_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from betoken.cli.__main__ import main\nraise SystemExit(main())"
@@ -85,7 +85,7 @@ def test_an_interrupt_during_imports_is_quiet(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, b"")
 
 
-def test_the_sdk_without_the_services_says_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_without_the_services_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "betoken." in name else find_spec(name))
     result = run("verify-worker", "--model", "t")

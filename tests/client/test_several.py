@@ -48,7 +48,7 @@ def finish(answer: int) -> pb.GenerateResponse:
     return pb.GenerateResponse(answer=answer, finish=pb.GenerateFinish(reason=pb.FINISH_REASON_STOP))
 
 
-def test_a_break_is_recovered_answer_by_answer() -> None:
+def test_a_broken_stream_is_resumed_answer_by_answer() -> None:
     several = session()
     request, _ = several.next_request()
     assert request.n == N and not request.resume_ids
@@ -72,7 +72,7 @@ def test_a_break_is_recovered_answer_by_answer() -> None:
     assert several.completion().seed == 9
 
 
-def test_before_the_first_message_all_are_asked_for_again() -> None:
+def test_a_break_before_the_first_message_repeats_all_answers() -> None:
     several = session()
     several.next_request()
     several.delay_after(UnavailableError("gone"))

@@ -52,7 +52,7 @@ def test_an_ended_service_is_reported_once_and_restarted_after_a_pause(name: str
     assert scene.told == [f"{name} is started again in 1 s", f"{name} serves again, pid 2"]
 
 
-def test_the_pause_grows_with_ends_in_a_row_and_a_steady_service_begins_anew() -> None:
+def test_the_restart_pause_grows_with_ends_in_a_row_and_resets_for_a_steady_service() -> None:
     scene = Scene("verify", "draft", "router")
     for pause_s in (1, 2, 4):
         scene.end("draft")
@@ -64,7 +64,7 @@ def test_the_pause_grows_with_ends_in_a_row_and_a_steady_service_begins_anew() -
 
 
 @pytest.mark.parametrize(("name", "goes_on"), [("draft", True), ("verify", False), ("router", False)])
-def test_what_ends_again_and_again_is_left_and_so_is_what_cannot_do_without_it(name: str, goes_on: bool) -> None:
+def test_a_service_that_keeps_ending_is_given_up_with_its_dependents(name: str, goes_on: bool) -> None:
     scene = Scene("verify", "draft", "router")
     for _ in range(MAX_ENDS - 1):
         assert scene.end(name) and scene.wait(60)

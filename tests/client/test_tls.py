@@ -58,7 +58,7 @@ def address(files: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(("present", "missing"), [("cert_file", "key_file"), ("key_file", "cert_file")])
 @pytest.mark.parametrize("is_empty", [False, True])
-def test_half_of_a_pair_is_refused_by_name(
+def test_half_of_a_certificate_pair_is_rejected_by_name(
     files: Path, tmp_path: Path, present: str, missing: str, is_empty: bool
 ) -> None:
     """gRPC would end the whole process."""
@@ -91,14 +91,14 @@ def test_an_encrypted_key_is_reported(files: Path, tmp_path: Path, kind: Any, fo
 
 
 @pytest.mark.parametrize("kind", [ClientTls, ServerTls])
-def test_swapped_files_are_reported_by_what_they_hold(files: Path, kind: Any) -> None:
+def test_swapped_tls_files_are_reported_by_their_content(files: Path, kind: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^tls\.key_file = .*: must hold a private key, and holds a cert"):
         kind(cert_file=files / "server.key", key_file=files / "server.pem").credentials()
     with pytest.raises(InvalidArgumentError, match="cert_file = .*must hold certificates, and holds a private key"):
         kind(cert_file=files / "server.key", key_file=files / "server.key").credentials()
 
 
-def test_a_key_is_no_authority(files: Path) -> None:
+def test_a_private_key_is_rejected_as_a_certificate_authority(files: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"tls\.ca_file = .*must hold certificates"):
         ClientTls(ca_file=files / "server.key").credentials()
 
@@ -111,18 +111,18 @@ def test_a_file_without_certificates_is_not_taken_for_the_systems_roots(tmp_path
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_name_that_is_no_text_is_refused_by_name(kind: type[Client | AsyncClient]) -> None:
+def test_a_tls_server_name_that_is_not_text_is_rejected_by_name(kind: type[Client | AsyncClient]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"tls\.server_name = \\udcff: must be valid Unicode"):
         kind("localhost:50051", tls=ClientTls(server_name="\udcff"))
 
 
-def test_no_name_at_all_is_the_addresses_host() -> None:
+def test_without_a_tls_server_name_the_host_of_the_address_is_checked() -> None:
     absent: Any = None  # as `os.environ.get` gives it
     Client("localhost:50051", tls=ClientTls(server_name=absent)).close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_file_that_is_not_there_is_missed_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
+def test_a_missing_tls_file_is_reported_at_once(kind: type[Client | AsyncClient], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.pem"):
         kind("localhost:50051", tls=ClientTls(ca_file=tmp_path / "absent.pem"))
 
@@ -135,7 +135,7 @@ async def test_a_client_that_trusts_the_certificate_is_served(files: Path, addre
         assert (await client.model_info()).model == "tiny"
 
 
-async def test_others_are_not(files: Path, address: str) -> None:
+async def test_a_client_that_does_not_trust_the_certificate_is_not_served(files: Path, address: str) -> None:
     for tls in (None, ClientTls(server_name="router"), ClientTls(ca_file=files / "server.pem", server_name="other")):
         with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError, match=re.escape(address)):
             client.model_info()
@@ -157,7 +157,7 @@ async def test_unusable_tls_files_are_reported_and_not_retried(
             await client.complete("hi")
 
 
-def test_the_command_takes_certificates(files: Path, address: str) -> None:
+def test_the_command_accepts_certificate_options(files: Path, address: str) -> None:
     options = ["--address", address, "--tls-ca-file", str(files / "server.pem"), "--tls-server-name", "router"]
     result = CliRunner().invoke(app, ["info", "--json", *options])
     assert json.loads(result.stdout)["model"] == "tiny"

@@ -66,7 +66,7 @@ def pid_of(directory: Path, name: str) -> int:
     return int(json.loads((directory / f"{name}.ready").read_text())["pid"])
 
 
-def test_up_starts_again_whatever_ended(fake_modules: Path) -> None:
+def test_up_restarts_any_ended_service(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--drafters", "ngram", "--port", "0", "--num-verify-workers", "2"]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     address = up.stdout.readline().strip()
@@ -95,7 +95,7 @@ def test_up_continues_without_a_stopped_service_while_there_is_a_verify_worker(f
     assert up.returncode == 1
 
 
-def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
+def test_up_reports_why_a_service_does_not_start(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0", "--verify-options", "--fail"], stderr=subprocess.PIPE)
     _, errors = up.communicate(timeout=60)
     assert up.returncode == 1 and "verify ended with exit status 1" in errors and "the weights are missing" in errors
@@ -117,12 +117,12 @@ def test_up_says_why_a_service_does_not_start(fake_modules: Path) -> None:
         ("--draft no/such/draft.gguf", "--draft", "no/such/draft.gguf: no such file or directory"),
     ],
 )
-def test_up_starts_with_all_that_was_asked_for_or_not_at_all(options: str, option: str, reported: str) -> None:
+def test_up_starts_all_requested_services_or_none(options: str, option: str, reported: str) -> None:
     result = run("up", "--target", "t", "--port", "0", *options.split(), env={"COLUMNS": "200"})
     assert result.exit_code == 2 and f"for {option}" in result.stderr and reported in result.stderr
 
 
-def test_up_says_what_the_router_finds_amiss_with_a_worker(fake_modules: Path) -> None:
+def test_up_reports_why_the_router_rejects_a_worker(fake_modules: Path) -> None:
     options = ["--drafters", "ngram", "--router-options", "--remark 'drafts short texts only'"]
     arguments = ["up", "--target", "t", "--port", "0", *options]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

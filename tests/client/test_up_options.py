@@ -68,7 +68,7 @@ def test_up_compares_tokenizers_before_it_loads_models(tmp_path: Path, option: s
         (["--verify-options", "--attached-drafters=ngram"], "ngram", "ngram"),
     ],
 )
-def test_up_attaches_ngrams_where_nothing_better_is_named(
+def test_up_attaches_ngrams_if_no_other_drafter_is_named(
     fake_modules: Path, options: list[str], attached: str, hosted: str | None
 ) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), *options]
@@ -88,7 +88,7 @@ def test_up_attaches_ngrams_where_nothing_better_is_named(
     assert (reported("verify"), reported("draft")) == (attached, hosted)
 
 
-def test_up_refuses_to_attach_what_cannot_be() -> None:
+def test_up_rejects_attaching_an_unsupported_drafter() -> None:
     result = run("up", "--target", "t", "--port", "0", "--attached-drafters", "model", env={"COLUMNS": "200"})
     assert result.exit_code == 2 and "for --attached-drafters" in result.stderr and "must be among" in result.stderr
 
@@ -101,7 +101,9 @@ def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_mod
     up.communicate(timeout=60)
 
 
-def test_up_minds_the_variables_of_the_services_it_starts(fake_modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reads_the_environment_variables_of_its_services(
+    fake_modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -178,7 +180,7 @@ def test_up_finds_a_taken_socket_before_it_loads_models(tmp_path: Path) -> None:
         ("--host unix:/socket --port 1", "--port"),
     ],
 )
-def test_up_says_whether_it_is_the_host_or_thechecked_port(options: str, option: str) -> None:
+def test_up_reports_whether_the_host_or_the_port_is_invalid(options: str, option: str) -> None:
     result = run("up", "--target", "t", *options.split())
     assert result.exit_code == 2 and f"for {option}" in result.stderr
 

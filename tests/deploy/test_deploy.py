@@ -224,7 +224,7 @@ def test_a_further_verify_worker_as_the_page_shows_it(monkeypatch):
     assert "build" not in services["verify2"] and services["verify2"]["image"] == services["verify"]["image"]
 
 
-def test_what_runs_for_long_fills_no_disk_or_memory():
+def test_long_running_containers_fill_no_disk_or_memory():
     services = stack("compose.telemetry.yaml")
     assert all(service["logging"]["driver"] == "local" for service in services.values())
     assert int(services["jaeger"]["environment"]["MEMORY_MAX_TRACES"]) > 0
@@ -237,7 +237,7 @@ def test_a_router_that_is_gone_is_soon_counted_no_more():
     assert minutes == 1 and 60 * minutes > 2 * RouterSettings.model_fields["metrics_interval_s"].default
 
 
-def test_what_services_write_lies_where_they_may():
+def test_services_write_only_to_mounted_folders():
     environment = image_environment("worker")
     for name in ("HF_HOME", "BETOKEN_CACHE_DIR"):  # kept, for the next container too
         assert Path(environment[name]).is_relative_to("/cache"), name

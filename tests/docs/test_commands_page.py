@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 GENERATOR = runpy.run_path(str(DOCS / "generate_commands.py"))
 
 
-def test_page_is_what_the_commands_say() -> None:
+def test_the_commands_page_equals_the_help_of_the_commands() -> None:
     assert (DOCS / "commands.md").read_text() == GENERATOR["render"](), "run `make docs`"
 
 

@@ -8,7 +8,7 @@ GENERATOR = runpy.run_path(str(ROOT / "docs" / "generate_results.py"))
 RUNS = sorted((ROOT / "lab" / "results").glob("*.json"))
 
 
-def test_page_is_what_the_runs_say() -> None:
+def test_the_results_page_equals_the_recorded_runs() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == GENERATOR["render"](), "run `make docs`"
 
 

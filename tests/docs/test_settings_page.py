@@ -13,7 +13,7 @@ from betoken.verify_worker.settings import VerifyWorkerSettings
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_page_is_what_the_settings_classes_say() -> None:
+def test_the_settings_page_equals_the_settings_classes() -> None:
     render = runpy.run_path(str(DOCS / "generate_settings.py"))["render"]
     assert (DOCS / "settings.md").read_text() == render(), "run `make docs`"
 

@@ -19,7 +19,7 @@ def test_the_page_shows_the_example():
 
 
 @pytest.mark.parametrize(("ids", "expected"), [([7, 11, 12], [13, 14]), ([7, 11, 12, 20], [21]), ([11], [])])
-def test_it_proposes_the_rest_of_a_phrase(ids, expected, monkeypatch):
+def test_the_phrase_drafter_proposes_the_rest_of_a_phrase(ids, expected, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLE.parent)
     drafter = load_plugin("phrase_drafter:PhraseDrafter")
     sequence = DraftSequence((1, 1), SamplingParams(), ids, [], 100)

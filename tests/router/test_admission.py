@@ -26,7 +26,7 @@ async def hold(admission: Admission, log: list[str], name: str, release: asyncio
         await release.wait()
 
 
-async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
+async def test_admission_runs_and_queues_bounded_requests_and_rejects_the_rest() -> None:
     admission = Admission(2, 1, 5.0, Workers(100))
     log: list[str] = []
     release = asyncio.Event()
@@ -45,7 +45,7 @@ async def test_runs_so_many_queues_so_many_and_refuses_the_rest() -> None:
     await admission.wait_idle()
 
 
-async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
+async def test_an_admission_wait_that_is_too_long_is_rejected_and_leaves_no_state() -> None:
     admission = Admission(1, 5, 0.02, Workers(1))
     async with admission.slot():
         with pytest.raises(ResourceExhaustedError, match="not admitted"):
@@ -56,7 +56,7 @@ async def test_a_wait_that_is_too_long_is_refused_and_leaves_no_trace() -> None:
         assert queue_ns >= 0
 
 
-async def test_without_workers_the_wait_ends_unavailable_and_with_them_it_ends() -> None:
+async def test_an_admission_wait_without_workers_ends_unavailable() -> None:
     workers = Workers(0)
     admission = Admission(4, 5, 0.3, workers)
     with pytest.raises(UnavailableError, match="nobody for 0.3 s"):
@@ -90,7 +90,7 @@ async def test_a_cancelled_waiter_gives_its_place_away() -> None:
     assert (admission.num_running, admission.num_waiting) == (0, 0)
 
 
-async def test_cancelled_in_the_turn_it_was_admitted() -> None:
+async def test_a_request_cancelled_in_the_turn_of_its_admission_frees_its_slot() -> None:
     admission = Admission(1, 5, 5.0, Workers(1))
     log: list[str] = []
     never = asyncio.Event()
@@ -123,7 +123,7 @@ def test_the_circuit_opens_after_failures_in_a_row_and_closes_with_a_probe() -> 
     assert breaker.pause_s == 0.0
 
 
-async def test_turns_go_to_the_tenant_with_fewest_running() -> None:
+async def test_admission_turns_go_to_the_tenant_with_fewest_running() -> None:
     admission = Admission(2, 10, 5.0, Workers(100))
     log: list[str] = []
     releases = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2")}
@@ -195,7 +195,7 @@ async def test_a_request_at_its_own_limit_does_not_block_others() -> None:
     assert (account.num_running, account.num_waiting, admission.num_running) == (0, 0, 0)
 
 
-async def test_evicted_and_cancelled_in_one_turn() -> None:
+async def test_a_request_evicted_and_cancelled_in_one_turn_frees_its_place() -> None:
     admission = Admission(1, 2, 5.0, Workers(1))
     log: list[str] = []
     release = asyncio.Event()

@@ -46,7 +46,7 @@ def without_byte(text: str, letter: str) -> str:
         (without_byte(byte_fallback_tokenizer_json(), "<0x58>"), "éXa\u6f22", ["X"]),
     ],
 )
-def test_what_no_tokens_make_is_known(text: str, stop: str, absent: list[str]) -> None:
+def test_the_alphabet_knows_characters_that_no_token_has(text: str, stop: str, absent: list[str]) -> None:
     assert Alphabet(FastTokenizer.from_str(text), text).absent(stop) == absent
 
 

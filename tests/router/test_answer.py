@@ -158,7 +158,7 @@ def test_of_two_stop_strings_in_one_token_the_first_to_begin_wins() -> None:
     assert (kept.text, grown.stop) == (" ", "the")
 
 
-def test_what_might_begin_a_stop_string_is_held_back_and_released() -> None:
+def test_text_that_might_begin_a_stop_string_is_held_back_and_released() -> None:
     grown = answer(stop=["abcd"], max_new_tokens=5)
     ids = byte_ids(TOKENIZER, b"xabcx")
     assert [grown.append([token_id]).text for token_id in ids] == ["x", "", "", "", "abcx"]
@@ -241,7 +241,7 @@ def test_long_stop_strings_cost_a_token_little() -> None:
     assert (time.thread_time() - started_s) / num_tokens < 100e-6  # it took 400; now less than 10
 
 
-def test_nothing_after_an_end_id_counts() -> None:
+def test_no_token_after_an_end_id_counts() -> None:
     grown = answer(end_ids=[0, 7])
     kept = grown.append([5, 6, 7, 8, 9])
     assert (kept.num_tokens, grown.output_ids, grown.finish) == (3, [5, 6, 7], FinishReason.STOP)
@@ -312,7 +312,7 @@ def test_a_special_token_ends_the_answer_as_the_stop_string_it_is() -> None:
     assert grown.stop == "b"
 
 
-def test_what_came_before_a_special_token_that_is_a_stop_string_is_text() -> None:
+def test_text_before_a_special_token_that_is_a_stop_string_is_kept() -> None:
     grown = answer(stop=["<eos>"], end_ids=(), special_names=TOKENIZER.special_names)
     assert grown.append([*byte_ids(TOKENIZER, b"a\xf0"), 0]).text == "a\ufffd"
 

@@ -43,14 +43,14 @@ def message(messages: list[dict[str, Any]], **fields: Any) -> ChatMessages:
     return made
 
 
-def test_tools_calls_and_arguments_reach_the_template_in_their_order() -> None:
+def test_tools_calls_and_arguments_reach_the_chat_template_in_their_order() -> None:
     ours = chat_of(message(MESSAGES, tools=[json.dumps(TOOL)], template_arguments='{"thinking": true}'))
     text = ChatTemplate(TEMPLATE, {}).render(ours)
     assert text == theirs(MESSAGES, tools=[TOOL], thinking=True, add_generation_prompt=True)
     assert '"z": 1, "a": "\u00e9"' in text and '(f {"z": 2, "a": "\u00e9"})' in text and "<user bob>" in text
 
 
-def test_the_last_message_is_gone_on_with_to_the_last_space() -> None:
+def test_a_continued_chat_keeps_the_last_message_to_the_last_space() -> None:
     messages = [MESSAGES[0], {"role": "assistant", "content": "so far "}]
     text = ChatTemplate(TEMPLATE, {}).render(Chat(messages, continues=True))
     assert text == theirs(messages, continue_final_message=True) and text.endswith("<assistant>so far ")
@@ -67,7 +67,7 @@ def test_the_last_message_is_gone_on_with_to_the_last_space() -> None:
         (Chat(MESSAGES, arguments={"eos_token": "x"}), "messages.template_arguments.eos_token"),
     ],
 )
-def test_what_a_template_does_not_know_is_refused_by_name(chat: Chat, field: str) -> None:
+def test_chat_arguments_unknown_to_the_template_are_rejected_by_name(chat: Chat, field: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{field} = "):
         ChatTemplate("{{ messages[0].content }}{{ eos_token }}", {"eos_token": "</s>"}).render(chat)
 
@@ -83,6 +83,6 @@ def test_what_a_template_does_not_know_is_refused_by_name(chat: Chat, field: str
         ({"messages": [{"role": "user", "extra": '{"role": "system"}'}]}, "messages.messages[0].extra"),
     ],
 )
-def test_texts_that_are_no_objects_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
+def test_chat_texts_that_are_not_json_objects_are_rejected_by_name(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)} = "):
         chat_of(ChatMessages(**fields))

@@ -69,7 +69,7 @@ def test_a_chat_of_many_long_messages_is_rendered() -> None:
     assert template.render(Chat(chat)) == ("\N{CRAB}" * 128 + "|") * 15_000 + "\ud800"
 
 
-async def test_templates_that_take_long_hold_up_no_prompt_and_little_else(make_cluster: MakeCluster) -> None:
+async def test_slow_chat_templates_block_no_prompt_and_little_else(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     source = "{% if messages[0].content != 'hi' %}" + HOSTILE["loops"] + "{% endif %}"
     cluster.router.tokenizer = Tokenizer(byte_tokenizer_json(), {}, source, "test")
@@ -85,7 +85,7 @@ async def test_templates_that_take_long_hold_up_no_prompt_and_little_else(make_c
     await cluster.until_idle()
 
 
-def test_the_processes_end_with_their_template() -> None:
+def test_template_processes_end_with_their_template() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     assert template.render(Chat(USER)) == "2"
     ids = [process._process.pid for process in template._processes._all]
@@ -97,7 +97,7 @@ def test_the_processes_end_with_their_template() -> None:
             os.kill(process_id, 0)
 
 
-def test_a_process_that_ends_between_two_chats_is_replaced() -> None:
+def test_a_template_process_that_ends_between_two_chats_is_replaced() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     for process in template._processes._all:
         process._process.kill()

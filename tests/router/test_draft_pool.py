@@ -207,7 +207,7 @@ async def test_sequences_that_were_quiet_while_a_drafter_was_replaced_do_not_cou
     await cluster.until_idle()
 
 
-async def test_another_drafter_takes_over(make_cluster: MakeCluster) -> None:
+async def test_another_draft_worker_takes_over(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_drafters=2)
     serving: list[int] = []
 

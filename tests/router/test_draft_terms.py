@@ -23,7 +23,7 @@ async def priced(make_cluster: MakeCluster, **options) -> Cluster:
     return cluster
 
 
-def test_terms_count_in_tokens():
+def test_draft_terms_count_in_tokens():
     assert draft_terms(Load(running=4), 16, 0.002) is None, "the worker's speed is not known"
     terms = draft_terms(Load(running=4, tokens_per_s=1000.0, row_price=0.5), 16, 0.002)
     assert terms is not None
@@ -32,12 +32,12 @@ def test_terms_count_in_tokens():
 
 
 @pytest.mark.parametrize("speed", [math.nan, math.inf, -1.0])
-def test_there_are_no_terms_at_a_speed_that_is_none(speed: float) -> None:
+def test_without_a_valid_speed_there_are_no_draft_terms(speed: float) -> None:
     assert draft_terms(Load(running=4, tokens_per_s=speed, row_price=0.5), 16, 0.0) is None
 
 
 @pytest.mark.parametrize("price", [math.nan, -1.0])
-async def test_a_price_that_is_none_costs_no_request_its_drafts(make_cluster: MakeCluster, price: float) -> None:
+async def test_an_invalid_row_price_costs_no_request_its_drafts(make_cluster: MakeCluster, price: float) -> None:
     """A draft worker would refuse it, and the request's own settings would be blamed."""
     cluster = await make_cluster()
     cluster.verifiers[0].tokens_per_s, cluster.verifiers[0].row_price = 1000.0, price
@@ -49,7 +49,7 @@ async def test_a_price_that_is_none_costs_no_request_its_drafts(make_cluster: Ma
     assert {request.HasField("terms") for request in cluster.drafters[0].requests} == {False}
 
 
-async def test_a_silent_request_gets_as_much_as_pays(make_cluster: MakeCluster) -> None:
+async def test_a_request_without_a_draft_length_gets_an_adaptive_one(make_cluster: MakeCluster) -> None:
     cluster = await priced(make_cluster)
     (drafter,) = cluster.drafters
     drafter.heeds_terms, drafter.agreement = True, 1.0
@@ -61,7 +61,7 @@ async def test_a_silent_request_gets_as_much_as_pays(make_cluster: MakeCluster) 
     assert reply.finish.speculation.num_draft_tokens / reply.finish.speculation.num_drafts > 5
 
 
-async def test_a_number_that_was_asked_for_is_the_number(make_cluster: MakeCluster) -> None:
+async def test_a_requested_draft_length_is_used(make_cluster: MakeCluster) -> None:
     cluster = await priced(make_cluster)
     (drafter,) = cluster.drafters
     drafter.heeds_terms = True
@@ -79,7 +79,7 @@ async def test_the_smaller_of_both_workers_limits_counts(make_cluster: MakeClust
     assert reply.ids == cluster.target_ids(40, PROMPT)
 
 
-async def test_ever_more_plain_steps_follow_empty_drafts(make_cluster: MakeCluster) -> None:
+async def test_more_decode_steps_follow_each_empty_draft(make_cluster: MakeCluster) -> None:
     cluster = await priced(make_cluster)
     cluster.drafters[0].faults.is_empty = True
     reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=40, ignore_eos=True)
@@ -89,7 +89,7 @@ async def test_ever_more_plain_steps_follow_empty_drafts(make_cluster: MakeClust
     assert (stats.num_drafts, stats.num_rounds, stats.num_verify_forwards) == (0, 7, 40)
 
 
-async def test_a_draft_ends_the_pauses(make_cluster: MakeCluster) -> None:
+async def test_a_draft_that_is_not_empty_ends_the_pauses(make_cluster: MakeCluster) -> None:
     cluster = await priced(make_cluster)
     (drafter,) = cluster.drafters
     drafter.faults.empty_answers = 3
@@ -103,7 +103,7 @@ async def test_a_draft_ends_the_pauses(make_cluster: MakeCluster) -> None:
     assert (stats.num_rounds, len(drafter.requests)) == (2, 2), "2 plain steps, a draft"
 
 
-async def test_a_price_at_which_nothing_is_drafted_is_tried(make_cluster: MakeCluster) -> None:
+async def test_a_row_price_at_which_no_draft_is_made_is_tried_again(make_cluster: MakeCluster) -> None:
     """No forward would meet it, so it would stay, right or wrong."""
     cluster = await priced(make_cluster)
     (drafter,), (verifier,) = cluster.drafters, cluster.verifiers

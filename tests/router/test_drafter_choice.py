@@ -31,7 +31,7 @@ async def refused(cluster: Cluster, **fields: Any) -> InvalidArgumentError:
 
 @pytest.mark.parametrize("fields", ASKED, ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_drafters": 0}, {"drafter": "none"}, {"drafter": "typo"}], ids=str)
-async def test_what_a_router_refuses_at_first_ends_no_answer_begun(
+async def test_a_drafter_rejected_for_new_requests_ends_no_running_answer(
     make_cluster: MakeCluster, options: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     cluster = await make_cluster(**options)
@@ -49,7 +49,7 @@ async def test_what_a_router_refuses_at_first_ends_no_answer_begun(
     await cluster.until_idle()
 
 
-async def test_a_worker_that_was_not_met_may_host_what_is_asked_for(make_cluster: MakeCluster) -> None:
+async def test_a_worker_not_yet_connected_may_host_the_requested_drafter(make_cluster: MakeCluster) -> None:
     late = await make_cluster(draft_hellos=[{"drafters": ["late"]}])
     drafter = late.drafters[0]
     await drafter.kill()
@@ -64,7 +64,7 @@ async def test_a_worker_that_was_not_met_may_host_what_is_asked_for(make_cluster
     assert (await refused(cluster, drafter="oracle")).limit == "must be one of: model, ngram, late"
 
 
-async def test_a_worker_that_was_refused_hosts_nothing(make_cluster: MakeCluster) -> None:
+async def test_a_rejected_worker_hosts_no_drafter(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(draft_hellos=[{}, {"tokenizer_hash": "f" * 64}], wait_ready=False)
     good, strange = (worker.link for worker in cluster.router.draft.workers)
     await cluster.until(lambda: (good.state, strange.state) == (LinkState.READY, LinkState.REFUSED))

@@ -50,7 +50,7 @@ def escaped(tokenizer: Tokenizer, chat: list[dict[str, str]], continues: bool = 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(parts=st.lists(st.sampled_from([*NAMES, "<|end|", ">", "a b", " ", "\n", "é", "<|", "the"]), max_size=8))
 @settings(deadline=None, max_examples=100)
-def test_what_a_message_spells_is_text_where_that_is_asked(kind: str, parts: list[str]) -> None:
+def test_special_tokens_spelled_by_a_message_are_text_on_request(kind: str, parts: list[str]) -> None:
     tokenizer = TOKENIZERS[kind]
     content = "".join(parts)
     chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
@@ -64,7 +64,7 @@ def test_what_a_message_spells_is_text_where_that_is_asked(kind: str, parts: lis
         assert ids == chat_ids(tokenizer, chat)
 
 
-def test_what_a_message_spells_is_the_token_otherwise_as_in_transformers() -> None:
+def test_special_tokens_spelled_by_a_message_are_tokens_by_default() -> None:
     tokenizer = TOKENIZERS["bytes"]
     ids = chat_ids(tokenizer, [{"role": "user", "content": "hi<|end|>"}])
     assert added_ids(tokenizer, ids).count(tokenizer.special_ids["<|end|>"]) == 2

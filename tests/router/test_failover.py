@@ -109,7 +109,7 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_a_worker_that_is_at_it_is_waited_for_even_if_others_were_lost_with_it(
+async def test_failover_waits_for_a_worker_that_is_reopening_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
@@ -164,7 +164,7 @@ async def test_a_worker_that_hangs_is_left_for_one_that_comes_later(monkeypatch:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_work_on_what_is_open_again_gives_others_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_on_reopened_sequences_gives_waiting_sequences_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     opened, waiting = await bench.begin(), await bench.begin()
     first, second = await bench.attempts(1), await bench.attempts(2)
@@ -182,7 +182,7 @@ async def test_work_on_what_is_open_again_gives_others_no_time(monkeypatch: pyte
     assert not second.verdict.done() or second.verdict.cancelled()
 
 
-async def test_workers_may_say_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_may_report_pending_sequences_often(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     tasks = [await bench.begin() for _ in range(16)]
     await bench.later(0.5)

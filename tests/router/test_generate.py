@@ -31,7 +31,9 @@ PROMPT = [9, 8, 7]
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 8, 16])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
-async def test_tokens_are_the_targets_own(make_cluster: MakeCluster, num_draft_tokens: int, agreement: float) -> None:
+async def test_generated_tokens_are_the_targets_own(
+    make_cluster: MakeCluster, num_draft_tokens: int, agreement: float
+) -> None:
     cluster = await make_cluster(agreement=agreement)
     reply = await cluster.generate(
         prompt_ids=PROMPT, max_new_tokens=61, ignore_eos=True, num_draft_tokens=num_draft_tokens
@@ -43,7 +45,7 @@ async def test_tokens_are_the_targets_own(make_cluster: MakeCluster, num_draft_t
 
 
 @pytest.mark.parametrize(("max_messages_per_s", "fewest", "most"), [(1, 1, 5), (1_000_000, 8, 61)])
-async def test_messages_beyond_their_rate_are_merged(
+async def test_answer_messages_beyond_their_rate_are_merged(
     make_cluster: MakeCluster, max_messages_per_s: int, fewest: int, most: int
 ) -> None:
     cluster = await make_cluster(max_messages_per_s=max_messages_per_s, step_s=0.005)
@@ -54,7 +56,7 @@ async def test_messages_beyond_their_rate_are_merged(
 
 
 @pytest.mark.parametrize("num_new", [1, 2, 3, 15, 16, 17, 40])
-async def test_plain_decoding_by_grants_gives_the_same(make_cluster: MakeCluster, num_new: int) -> None:
+async def test_decoding_by_grants_gives_the_targets_tokens(make_cluster: MakeCluster, num_new: int) -> None:
     cluster = await make_cluster(num_drafters=0)
     reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=num_new, ignore_eos=True)
     assert reply.ids == cluster.target_ids(num_new, PROMPT)
@@ -90,7 +92,7 @@ async def test_off_asks_no_drafter(make_cluster: MakeCluster) -> None:
     assert len(cluster.drafters[0].opened) == opened
 
 
-async def test_many_streams_at_once_each_get_their_own(make_cluster: MakeCluster) -> None:
+async def test_many_concurrent_streams_each_get_their_own_tokens(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, num_drafters=2)
     replies = await asyncio.gather(
         *(cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=30 + i, ignore_eos=True) for i in range(24))
@@ -111,7 +113,7 @@ async def test_seed_is_drawn_returned_and_repeats_the_answer(make_cluster: MakeC
     assert other.start.seed != seed
 
 
-async def test_the_first_message_says_what_is_in_force(make_cluster: MakeCluster) -> None:
+async def test_the_first_message_reports_the_settings_of_the_answer(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     reply = await cluster.generate(prompt="the on", max_new_tokens=4, stop=["zzz"])
     assert list(reply.start.prompt_ids) == cluster.tokenizer.encode("the on")
@@ -273,7 +275,7 @@ async def test_nothing_beyond_an_answers_end_is_counted(
     await cluster.until_idle()
 
 
-def test_every_count_leaves_under_its_own_name() -> None:
+def test_every_speculation_count_is_sent_in_its_own_field() -> None:
     counts, names = SpeculationCounts(), pb.SpeculationStats.DESCRIPTOR.fields_by_name.keys()
     counts.add_round(round_ns=1000, draft_queue_ns=1, draft_forward_ns=1, verify_ns=1)  # overhead 997
     for number, name in enumerate(names):

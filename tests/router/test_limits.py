@@ -42,7 +42,7 @@ async def test_cancel_closes_the_sequence_on_both_workers(make_cluster: MakeClus
     assert cluster.drafters[0].num_closed == len(cluster.drafters[0].opened)
 
 
-async def test_a_client_that_vanishes_is_a_cancel(make_cluster: MakeCluster) -> None:
+async def test_a_disconnected_client_is_a_cancellation(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(step_s=0.002)
     call = cluster.stub.Generate(request(**LONG))
     async for _ in call:
@@ -367,7 +367,7 @@ async def test_a_request_that_waited_in_vain_is_reported_which_workers_are_away(
     assert f"{cluster.verifiers[0].address}: connecting" in failed.value.details()
 
 
-async def test_the_reason_comes_before_the_client_s_deadline(
+async def test_the_reason_of_a_missing_worker_comes_before_the_client_s_deadline(
     make_cluster: MakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await make_cluster(wait_ready=False, ready_timeout_s=1000.0, verify=("127.0.0.1:9",))

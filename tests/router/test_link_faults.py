@@ -51,7 +51,7 @@ async def test_a_flood_of_faults_is_one_line_and_a_count_and_ends_the_link(
     await cluster.until_idle()
 
 
-async def test_now_and_then_a_fault_ends_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_occasional_link_fault_ends_no_link(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     seen = LinkFaults("a worker")
     for _ in range(3):
         for _ in range(MAX_LINK_FAULTS):

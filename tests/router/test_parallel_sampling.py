@@ -36,7 +36,7 @@ async def test_each_answer_is_that_of_its_own_seed(make_cluster: MakeCluster) ->
     await cluster.until_idle()
 
 
-async def test_the_others_are_opened_once_the_prompt_is_computed(make_cluster: MakeCluster) -> None:
+async def test_further_answers_are_opened_once_the_prompt_is_computed(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(step_s=0.05)
     call = cluster.stub.Generate(request(**FIELDS, n=5), timeout=30)
     async for event in call:
@@ -49,7 +49,7 @@ async def test_the_others_are_opened_once_the_prompt_is_computed(make_cluster: M
 
 
 @pytest.mark.parametrize(("fields", "field"), [({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 2, "resume_ids": [5]}, "n")])
-async def test_too_many_and_resumed_ones_are_refused(
+async def test_too_many_answers_and_resumed_ones_are_rejected(
     make_cluster: MakeCluster, fields: dict[str, Any], field: str
 ) -> None:
     cluster = await make_cluster()

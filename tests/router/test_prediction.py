@@ -29,7 +29,7 @@ def expecting(ids: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wrong_at", [None, 20])
-async def test_it_is_drafted_from_and_counted(make_cluster: MakeCluster, wrong_at: int | None) -> None:
+async def test_a_prediction_is_drafted_from_and_counted(make_cluster: MakeCluster, wrong_at: int | None) -> None:
     cluster = await make_cluster(draft_hellos=PREDICTING)
     expected = cluster.target_ids(NUM_TOKENS, PROMPT)
     predicted = [*expected]
@@ -48,7 +48,7 @@ async def test_it_is_drafted_from_and_counted(make_cluster: MakeCluster, wrong_a
     await cluster.until_idle()
 
 
-async def test_text_is_tokenized_without_special_tokens(make_cluster: MakeCluster) -> None:
+async def test_text_of_a_prediction_is_tokenized_without_special_tokens(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(draft_hellos=PREDICTING)
     await cluster.generate(prompt_ids=PROMPT, max_new_tokens=4, prediction={"text": "xyz"}, num_draft_tokens=3)
     assert list(cluster.drafters[0].opened[-1].predicted_ids) == byte_ids(cluster.tokenizer, b"xyz")
@@ -66,7 +66,7 @@ async def test_text_is_tokenized_without_special_tokens(make_cluster: MakeCluste
     ],
     ids=str,
 )
-async def test_what_cannot_be_used_is_refused_by_name(
+async def test_an_unusable_prediction_is_rejected_by_name(
     make_cluster: MakeCluster, fields: dict[str, Any], field: str
 ) -> None:
     cluster = await make_cluster(draft_hellos=PREDICTING)
@@ -76,7 +76,7 @@ async def test_what_cannot_be_used_is_refused_by_name(
     assert (await refused(nobody, prediction={"text": "a"})).field == "prediction"
 
 
-async def test_a_resumed_answer_goes_on_without_whom_it_asked_for(make_cluster: MakeCluster) -> None:
+async def test_a_resumed_answer_continues_without_the_drafter_of_its_prediction(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     expected = cluster.target_ids(20, PROMPT)
     fields: dict[str, Any] = {"prompt_ids": PROMPT, "max_new_tokens": 20, "ignore_eos": True, "drafter": "ngram"}
@@ -84,7 +84,7 @@ async def test_a_resumed_answer_goes_on_without_whom_it_asked_for(make_cluster: 
     assert reply.ids == expected[5:]
 
 
-async def test_a_verify_worker_gets_it_for_a_drafter_of_its_own_alone(make_cluster: MakeCluster) -> None:
+async def test_a_verify_worker_gets_the_prediction_for_an_attached_drafter_only(make_cluster: MakeCluster) -> None:
     def opened(worker: FakeVerifyWorker) -> list[int]:
         return [len(entry.predicted_ids) for entry in worker.opened]
 

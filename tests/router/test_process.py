@@ -40,14 +40,16 @@ runpy.run_module("betoken.router", run_name="__main__", alter_sys=True)
         (["--verify", "a:1", "--tokenizer", "x", "--fast-wake", "always"], 2, "--fast-wake"),
     ],
 )
-async def test_a_bad_option_stops_the_start_and_is_named(arguments: list[str], status: int, named: str) -> None:
+async def test_a_bad_option_of_the_router_stops_the_start_and_is_named(
+    arguments: list[str], status: int, named: str
+) -> None:
     process = await start(*arguments)
     _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == status
     assert named in stderr.decode()
 
 
-async def test_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_the_router_process_serves_and_drains_on_sigterm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with serving(tmp_path, tokenizer) as (process, address):
         async with grpc.aio.insecure_channel(address) as channel:
             reply = Reply()

@@ -22,7 +22,9 @@ def reported_of(prompt: list[int], start: int = 1) -> list[tuple[int, float, lis
 
 
 @pytest.mark.parametrize("fields", [{}, {"off": True}, {"logprobs": 1}, {"temperature": 0.9, "seed": 4}], ids=str)
-async def test_each_position_is_reported_before_the_answer(make_cluster: MakeCluster, fields: dict[str, Any]) -> None:
+async def test_prompt_logprobs_of_each_position_are_reported_before_the_answer(
+    make_cluster: MakeCluster, fields: dict[str, Any]
+) -> None:
     cluster = await make_cluster()
     cluster.verifiers[0].prefill_rows = 3
     plain = await cluster.generate(**ASKED | fields | {"max_new_tokens": 25, "prompt_ids": PROMPT})
@@ -35,7 +37,7 @@ async def test_each_position_is_reported_before_the_answer(make_cluster: MakeClu
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [5]], ids=len)
-async def test_an_answer_may_have_no_tokens(make_cluster: MakeCluster, prompt: list[int]) -> None:
+async def test_an_answer_with_prompt_logprobs_may_have_no_tokens(make_cluster: MakeCluster, prompt: list[int]) -> None:
     cluster = await make_cluster()
     reply = await cluster.generate(**ASKED | {"prompt_ids": prompt}, max_new_tokens=0)
     assert reply.prompt == reported_of(prompt) and not reply.tokens
@@ -57,7 +59,7 @@ async def broken_after(cluster: Cluster, num_events: int, **fields: Any) -> Repl
 
 
 @pytest.mark.parametrize("num_events", [2, 12, 19])
-async def test_a_lost_worker_repeats_nothing(make_cluster: MakeCluster, num_events: int) -> None:
+async def test_a_lost_worker_repeats_no_prompt_logprobs(make_cluster: MakeCluster, num_events: int) -> None:
     cluster = await make_cluster(num_verifiers=2, step_s=0.03)
     for worker in cluster.verifiers:
         worker.prefill_rows = 2
@@ -68,7 +70,7 @@ async def test_a_lost_worker_repeats_nothing(make_cluster: MakeCluster, num_even
 
 
 @pytest.mark.parametrize("fault", ["bad_prompt_position", "bad_prompt_logprobs"])
-async def test_logprobs_that_cannot_be_are_asked_for_again(make_cluster: MakeCluster, fault: str) -> None:
+async def test_impossible_prompt_logprobs_are_requested_again(make_cluster: MakeCluster, fault: str) -> None:
     cluster = await make_cluster()
     cluster.verifiers[0].prefill_rows = 7
     setattr(cluster.verifiers[0].faults, fault, 1)
@@ -129,7 +131,7 @@ async def test_a_client_that_does_not_read_leaves_its_pages_and_misses_nothing(
     await cluster.until_idle()
 
 
-async def test_many_prompts_share_a_worker(make_cluster: MakeCluster) -> None:
+async def test_many_prompts_with_logprobs_share_a_worker(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     cluster.verifiers[0].prefill_rows = 5
     prompts = [PROMPT[: 2 + index] for index in range(18)]

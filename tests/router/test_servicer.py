@@ -56,7 +56,7 @@ async def test_a_chat_is_continued_and_its_names_of_tokens_are_text_where_asked(
     assert 0 in (await cluster.stub.Tokenize(pb.TokenizeRequest(messages=chat))).ids
 
 
-async def test_a_text_that_is_rendered_already_has_one_bos() -> None:
+async def test_a_rendered_prompt_has_one_bos() -> None:
     fast = FastTokenizer.from_str(byte_tokenizer_json())
     fast.post_processor = processors.TemplateProcessing("<eos> $0", special_tokens=[("<eos>", 0)])
     tokenizer = Tokenizer(fast.to_str(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")

@@ -39,13 +39,13 @@ def save(directory: Path, **config: object) -> None:
         {"type": "WordLevel", "vocab": {"a": 0}},
     ],
 )
-def test_hash_is_the_engines(model: dict[str, object], tmp_path: Path) -> None:
+def test_the_tokenizer_hash_is_the_engines(model: dict[str, object], tmp_path: Path) -> None:
     text = json.dumps({"model": model, "added_tokens": [{"id": 7, "content": "<s>", "special": True}]})
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     assert hash_tokenizer_json(text) == hash_tokenizer(tmp_path)
 
 
-def test_hash_ignores_the_way_merges_are_written_and_sees_every_merge() -> None:
+def test_the_tokenizer_hash_ignores_the_form_of_merges_and_sees_every_merge() -> None:
     data = json.loads(byte_tokenizer_json())
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in data["model"]["merges"]]
     data["model"]["merges"] = pairs
@@ -66,7 +66,7 @@ def test_importing_the_router_and_loading_a_tokenizer_imports_no_torch(tmp_path:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_loads_a_directory_with_its_chat_template(tmp_path: Path) -> None:
+def test_a_tokenizer_directory_is_loaded_with_its_chat_template(tmp_path: Path) -> None:
     save(tmp_path, chat_template=CHAT_TEMPLATE, eos_token={"content": "<eos>"})
     tokenizer = Tokenizer.load(str(tmp_path))
     ids = chat_ids(tokenizer, [{"role": "user", "content": "hi"}])
@@ -91,7 +91,7 @@ def test_a_template_that_cannot_be_compiled_is_refused_by_name(tmp_path: Path, t
         Tokenizer.load(str(tmp_path))
 
 
-def test_what_a_template_sets_in_the_assistants_part_ends_with_it() -> None:
+def test_variables_of_a_chat_template_end_with_the_assistants_part() -> None:
     source = (
         "{% set last = 'none' %}{% for m in messages %}{% generation %}{% set last = m.content %}({{ last }})"
         "{% endgeneration %}{{ last }} {% endfor %}"
@@ -155,7 +155,7 @@ def test_tokens_that_only_the_configuration_knows_are_transformers(config: dict[
 
 
 @pytest.mark.parametrize("tokens", [{"a": {}}, {"1": {"content": 1}}, {"1": 1}, [1]])
-def test_descriptions_of_tokens_that_are_none(tokens: object, tmp_path: Path) -> None:
+def test_invalid_descriptions_of_added_tokens_are_rejected(tokens: object, tmp_path: Path) -> None:
     save(tmp_path, added_tokens_decoder=tokens)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json describes tokens that are none: "):
         Tokenizer.load(str(tmp_path))
@@ -193,7 +193,7 @@ def test_a_home_directory_is_found_as_workers_find_it(tmp_path: Path, monkeypatc
     assert Tokenizer.load("~/model").vocab_size > 0
 
 
-def test_a_revision_is_the_hubs(tmp_path: Path) -> None:
+def test_a_tokenizer_revision_is_loaded_from_the_hub(tmp_path: Path) -> None:
     """A hub checkout; tests/e2e/test_hub.py covers the hub."""
     save(tmp_path)
     with pytest.raises(TokenizerError, match=rf"revision 'v1\.2' is one of the hub, and {tmp_path} is a directory"):

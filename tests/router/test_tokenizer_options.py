@@ -85,7 +85,7 @@ def both(text: str, config: dict[str, Any], **files: str) -> tuple[Tokenizer, An
 @pytest.mark.parametrize("name", [*BYTES, *PIECES, *GENERIC])
 @given(options=CONFIGS, pieces=st.lists(PIECE, max_size=12))
 @settings(deadline=None, max_examples=40)
-def test_ids_and_text_are_transformers_whatever_the_options(
+def test_ids_and_text_equal_transformers_whatever_the_tokenizer_options(
     name: str | None, options: dict[str, Any], pieces: list[str]
 ) -> None:
     text, config = saved_by(name)
@@ -131,7 +131,7 @@ class Said:
 
 @given(texts=st.lists(st.text(" .?!,'ntmsverx", max_size=4), max_size=12))
 @settings(deadline=None, max_examples=500)
-def test_a_growing_text_is_cleaned_up_as_the_whole_is(texts: list[str]) -> None:
+def test_a_growing_text_is_cleaned_up_like_the_whole_text(texts: list[str]) -> None:
     growing = CleaningDetokenizer(Said(texts))  # type: ignore[arg-type]
     released = ""
     for index in range(len(texts)):
@@ -157,7 +157,7 @@ def test_the_fingerprint_reports_options_that_change_ids_or_text() -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("fix_mistral_regex", True), ("fast_tokenizer_files", ["tokenizer.4.0.0.json"])]
 )
-def test_options_that_cannot_be_minded_are_refused_by_name(option: str, value: object) -> None:
+def test_unsupported_tokenizer_options_are_rejected_by_name(option: str, value: object) -> None:
     with pytest.raises(TokenizerError, match=f"^test/tokenizer_config.json: {option} = "):
         Tokenizer(byte_tokenizer_json(), {option: value}, None, "test")
     Tokenizer(byte_tokenizer_json(), {"fix_mistral_regex": False, "fast_tokenizer_files": ["tokenizer.json"]}, None, "")

@@ -41,7 +41,7 @@ async def test_trees_give_the_same_tokens_and_go_where_they_are_taken(
     await cluster.until_idle()
 
 
-async def test_a_path_that_is_none_costs_a_reopening(make_cluster: MakeCluster) -> None:
+async def test_an_invalid_tree_path_in_a_verdict_reopens_the_sequence(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(agreement=0.9, verify_hellos=[{"supports_trees": True}])
     cluster.drafters[0].makes_trees = True
     cluster.verifiers[0].faults.bad_path = 1
@@ -73,13 +73,13 @@ def block(ids: list[int], parents: list[int], sources: list[str] | None = None) 
         ([1, 2, 3], [], 2, True, ([1, 2], [])),
     ],
 )
-def test_what_is_used_of_a_block(ids, parents, num_tokens, takes_trees, expected) -> None:
+def test_the_usable_part_of_a_draft_tree_is_used(ids, parents, num_tokens, takes_trees, expected) -> None:
     draft = usable_draft(block(ids, parents), num_tokens, 50, takes_trees, elapsed_ns=0)
     assert (list(draft.ids), list(draft.parents)) == expected
     assert len(draft.sources) == len(draft.ids)
 
 
-def test_any_block_becomes_a_sound_draft() -> None:
+def test_any_draft_block_becomes_a_valid_draft_tree() -> None:
     rng = random.Random(4)
     num_trees = 0
     for _ in range(2000):
@@ -97,7 +97,7 @@ def test_any_block_becomes_a_sound_draft() -> None:
     assert num_trees > 200
 
 
-def test_paths_and_what_follows_them() -> None:
+def test_paths_of_a_draft_tree_and_their_continuations() -> None:
     draft = usable_draft(block([1, 2, 3, 4], [-1, 0, 0, 2]), 8, 50, True, elapsed_ns=0)
     assert draft.depth == 3
     assert [draft.is_exhausted_by(path) for path in ([], [0], [0, 1], [0, 2], [0, 2, 3])] == [

@@ -13,7 +13,7 @@ from tests.router.harness import GENERATE, MakeCluster, reply_of, request
 ANSWER: dict[str, Any] = {"prompt_ids": [9, 8, 7], "ignore_eos": True, "temperature": 0}
 
 
-async def test_holders_shut_others_out_no_longer_than_an_answer_may_lie_unread(make_cluster: MakeCluster) -> None:
+async def test_unread_answers_block_others_no_longer_than_their_timeout(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(max_unread_s=1.0, verify_hellos=[{"max_sequences": 64}])
     async with RawConnection(cluster.address, window=0) as stranger:
         for _ in range(64):

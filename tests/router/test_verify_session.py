@@ -39,7 +39,7 @@ async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> N
 
 
 @pytest.mark.parametrize("was_pending", [False, True])
-async def test_a_worker_that_says_nothing_has_lost_it(was_pending: bool) -> None:
+async def test_a_silent_worker_has_lost_its_block(was_pending: bool) -> None:
     session = session_with([], timeout_s=10 * TIMEOUT_S)
     if was_pending:
         session.pending()  # an earlier block
@@ -49,7 +49,7 @@ async def test_a_worker_that_says_nothing_has_lost_it(was_pending: bool) -> None
     assert asyncio.get_running_loop().time() - started_s < 20 * TIMEOUT_S
 
 
-async def test_a_worker_may_be_given_less_time_while_it_is_waited_for() -> None:
+async def test_the_verdict_timeout_may_shrink_during_the_wait() -> None:
     session = session_with([], timeout_s=1000.0)
     has_other = False
 

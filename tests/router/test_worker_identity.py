@@ -44,6 +44,6 @@ async def test_a_rejected_verify_worker_takes_over_from_the_last_good_one_only_i
 
 
 @pytest.mark.parametrize("value", ["f" * 15, "f" * 65, "F" * 64, "sha256:" + "f" * 64])
-def test_what_is_no_fingerprint_is_refused(value: str) -> None:
+def test_an_invalid_fingerprint_is_rejected(value: str) -> None:
     with pytest.raises(ValidationError, match="weights_fingerprint"):
         RouterSettings(verify=("a:1",), tokenizer="x", weights_fingerprint=value)

@@ -55,12 +55,12 @@ async def test_links_speak_tls_and_show_a_certificate(files: Path, tokenizer: To
 
 
 @pytest.mark.parametrize("name", ["worker_tls_cert_file", "worker_tls_key_file", "worker_tls_server_name"])
-def test_options_that_lack_another_are_refused(files: Path, name: str) -> None:
+def test_incomplete_tls_options_of_workers_are_rejected(files: Path, name: str) -> None:
     with pytest.raises(ValidationError, match="--worker-tls"):
         RouterSettings(verify=("a:1",), tokenizer="test", **{name: str(files / "router.pem")})
 
 
-def test_a_missing_file_is_named_at_the_start(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_worker_tls_file_is_named_at_the_start(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         RouterSettings.parse(["--verify", "a:1", "--tokenizer", "t", "--worker-tls-ca-file", str(files / "none.pem")])
     assert "--worker-tls-ca-file" in (told := capsys.readouterr().err) and "none.pem" in told
@@ -73,7 +73,7 @@ async def refusal(**files: Path) -> BetokenError:
     return caught.value
 
 
-async def test_files_of_no_use_are_refused_at_the_start(files: Path, tmp_path: Path) -> None:
+async def test_invalid_worker_tls_files_are_rejected_at_the_start(files: Path, tmp_path: Path) -> None:
     ca_file, empty, gone = files / "worker.pem", tmp_path / "empty.pem", tmp_path / "gone.pem"
     empty.touch()
     refused = await refusal(ca_file=empty)

@@ -10,7 +10,7 @@ from betoken.cli.local_services import LocalServicesConfig, embedded_models
 MODELS = ["--target", "t", "--draft", "d"]
 
 
-def test_measures_every_drafter_that_can_be_hosted() -> None:
+def test_the_drafter_table_measures_every_drafter_that_can_be_hosted() -> None:
     options = parse_options([*MODELS, "--prompts", "a/x.jsonl", "--prompts", "a/y.jsonl"])
     assert {side.drafter for side in options.drafters} == set(DRAFTERS)
     assert set(options.hosted(HOSTED)) == set(DRAFTERS)
@@ -35,7 +35,9 @@ def test_measures_every_drafter_that_can_be_hosted() -> None:
         ([*MODELS, "--prompts", "x", "--drafters", "medusa"], "medusa: needs weights for this target: --medusa DIR"),
     ],
 )
-def test_refuses_in_words(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_of_the_drafter_table_are_rejected_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse_options(arguments)
     assert message in capsys.readouterr().err
@@ -99,7 +101,7 @@ def test_workers_take_the_longest_draft_asked_for() -> None:
         assert list(services.draft_options)[2:4] == ["--max-draft-tokens", "60"]
 
 
-def test_all_models_are_on_the_device_asked_for() -> None:
+def test_all_models_are_on_the_requested_device() -> None:
     options = parse_options([*MODELS, "--prompts", "x", "--device", "cuda:0"])
     for services in map(options.services, options.variants):
         assert list(services.verify_options) == ["--device", "cuda:0", "--kv-memory-fraction", "0.5"]
@@ -107,7 +109,7 @@ def test_all_models_are_on_the_device_asked_for() -> None:
     assert options.decisive() != parse_options([*MODELS, "--prompts", "x"]).decisive()
 
 
-def test_a_report_needs_nothing_but_its_folder() -> None:
+def test_a_report_of_the_drafter_table_needs_only_its_folder() -> None:
     assert parse_options(["--report", "--out", "somewhere"]).out.name == "somewhere"
 
 

@@ -139,7 +139,7 @@ def test_no_speeds_where_one_sequence_differed(tmp_path: Path, capsys: pytest.Ca
     assert "200" not in printed and '"groups"' not in printed
 
 
-def test_a_report_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_measurements_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--report", "--out", str(tmp_path / "absent")]) == 2
     assert "holds no measurements" in capsys.readouterr().err
 

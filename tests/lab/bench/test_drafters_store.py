@@ -51,7 +51,7 @@ def test_another_file_may_be_added_but_none_may_change(tmp_path: Path) -> None:
         DraftersStore.open_for(tmp_path, MANIFEST | {"dtype": "float32"}, {})
 
 
-def test_what_was_found_out_once_is_kept(tmp_path: Path) -> None:
+def test_machine_data_of_a_measurement_is_kept(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert (store.num_threads, store.left_out, store.sessions) == ({}, [], [])
     store.save_num_threads({"plain": 2})
@@ -65,7 +65,7 @@ def test_what_was_found_out_once_is_kept(tmp_path: Path) -> None:
     assert again.sessions == [{"hardware": {"cores": 2}, "versions": {"commit": "abc"}}]
 
 
-def test_refuses_a_folder_without_measurements_and_records_of_another_form(tmp_path: Path) -> None:
+def test_a_folder_without_measurements_or_with_other_records_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no measurements"):
         DraftersStore.open(tmp_path)
     open_store(tmp_path)

@@ -89,7 +89,9 @@ async def run(
     return await end_to_end.run(parse_options([*OPTIONS, *arguments]))
 
 
-async def test_speeds_where_all_is_equal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_end_to_end_prints_speeds_if_all_tokens_are_equal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--dtype", "float32", "--concurrency", "2", "--repeats", "2"]
     assert await run(monkeypatch, [IDS], IDS, *arguments) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -110,7 +112,7 @@ async def test_speeds_where_all_is_equal(monkeypatch: pytest.MonkeyPatch, capsys
     ],
     ids=["a token more", "one prompt", "beside another stream", "transformers", "a repetition"],
 )
-async def test_no_speeds_where_a_token_differs(
+async def test_end_to_end_prints_no_speeds_if_a_token_differs(
     drafted_ids: list[tuple[int, ...]],
     theirs: tuple[int, ...],
     arguments: list[str],

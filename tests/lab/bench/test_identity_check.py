@@ -13,7 +13,9 @@ PROMPT = Prompt(3, "text")
     ("ids", "reference_ids", "position"),
     [([1, 2], [1, 2], None), ([], [], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([1, 2], [], 0)],
 )
-def test_first_difference(ids: list[int], reference_ids: list[int], position: int | None) -> None:
+def test_the_first_difference_of_two_answers_is_found(
+    ids: list[int], reference_ids: list[int], position: int | None
+) -> None:
     assert first_difference(ids, reference_ids) == position
 
 

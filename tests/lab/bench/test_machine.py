@@ -45,7 +45,7 @@ def test_gpus_are_those_that_the_driver_names(
     assert "gpus" not in machine.describe_hardware()
 
 
-def test_it_says_whether_services_keep_cores_awake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_description_of_a_machine_reports_fast_wake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BETOKEN_FAST_WAKE", raising=False)
     monkeypatch.setattr(fast_wake, "DEVICE", tmp_path / "cpu_dma_latency")
     assert machine.describe_hardware()["fast_wake"] is False

@@ -20,11 +20,11 @@ from betoken.drafters.registry import SPECS
 CELLS = all_cells()
 
 
-def test_names_are_unique() -> None:
+def test_names_of_matrix_cells_are_unique() -> None:
     assert len({cell.name for cell in CELLS}) == len(CELLS)
 
 
-def test_every_combination_is_there() -> None:
+def test_every_combination_is_in_the_matrix() -> None:
     undisturbed = {
         (cell.dtype, cell.temperature, cell.drafting.label, cell.num_draft_tokens, cell.concurrency)
         for cell in CELLS

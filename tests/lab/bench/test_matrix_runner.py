@@ -64,7 +64,7 @@ async def test_a_cell_that_was_to_be_disturbed_and_was_not_fails_and_says_so(
     assert "FAILED  2/2 identical" in (line := capsys.readouterr().out) and "NOTHING DISTURBED" in line
 
 
-def test_a_run_that_compared_nothing_is_no_success(
+def test_a_matrix_run_without_comparisons_is_not_a_success(
     runner: MatrixRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def run_both() -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def test_a_run_that_compared_nothing_is_no_success(
     assert summary["compared"] == 2 and summary["machines"] == sorted(["another", record["machine"]])
 
 
-def test_what_cells_are_held_against() -> None:
+def test_each_matrix_cell_has_its_reference() -> None:
     reference = Cell("float32", 0.0)
     assert (reference.against, Cell("float32", 0.0, concurrency=8).against) == ("transformers", "own and transformers")
 

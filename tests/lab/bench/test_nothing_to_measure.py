@@ -32,7 +32,9 @@ class NarrowStack:
         return []
 
 
-async def test_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_end_to_end_without_work_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(end_to_end, "Stack", NarrowStack)
     assert await end_to_end.run(parse_options(["--target", "t", "--drafter", "ngram", "--no-transformers"])) == 2
     assert "no prompt fits" in capsys.readouterr().err
@@ -48,7 +50,9 @@ def test_a_drafter_without_the_model_it_needs_is_refused(
     assert f"--drafter {drafter} needs --draft" in capsys.readouterr().err
 
 
-def test_the_drafter_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_drafter_table_without_work_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(drafters, "Stack", NarrowStack)
     monkeypatch.setattr(drafters, "open_source", lambda *which: SimpleNamespace(fingerprint=lambda: "f"))
     prompts = tmp_path / "prompts.jsonl"

@@ -63,6 +63,6 @@ def test_the_best_is_picked_by_its_median_not_by_its_luckiest_run() -> None:
 
 
 @pytest.mark.parametrize("ratios", [[], [1.0, 0.0], [-1.0]])
-def test_refuses_what_has_no_logarithm(ratios: list[float]) -> None:
+def test_a_paired_ratio_of_values_without_a_logarithm_is_rejected(ratios: list[float]) -> None:
     with pytest.raises(ValueError, match="above 0"):
         estimate(ratios)

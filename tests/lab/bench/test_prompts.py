@@ -27,7 +27,7 @@ def test_own_prompts_end_where_a_token_ends() -> None:
 
 
 @pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz"])
-def test_reads_prompt_or_the_first_turn(tmp_path: Path, name: str) -> None:
+def test_a_prompt_file_has_prompts_or_first_turns(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, {"prompt": "one"}, {"turns": ["two", "and then"]}, {"prompt": "three"})
     assert [(p.index, p.text) for p in load_prompts(path)] == [(0, "one"), (1, "two"), (2, "three")]
     assert [p.text for p in load_prompts(path, limit=2)] == ["one", "two"]
@@ -39,13 +39,13 @@ def test_a_category_is_the_files_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [{"prompt": ""}, {"turns": []}, {"text": "x"}, ["x"]])
-def test_refuses_a_line_without_text_naming_it(tmp_path: Path, record: object) -> None:
+def test_a_prompt_line_without_text_is_rejected_by_number(tmp_path: Path, record: object) -> None:
     path = write(tmp_path / "prompts.jsonl", {"prompt": "fine"}, record)
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
         load_prompts(path)
 
 
-def test_refuses_a_line_that_is_no_json_naming_it(tmp_path: Path) -> None:
+def test_a_prompt_line_that_is_not_json_is_rejected_by_number(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "fine"}\nnot so\n')
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2: not JSON"):
         load_prompts(tmp_path / "prompts.jsonl")
@@ -57,7 +57,7 @@ def test_refuses_a_line_that_is_no_json_naming_it(tmp_path: Path) -> None:
     [lambda packed: packed[:-9], lambda packed: packed[:14] + b"~~" + packed[16:], lambda packed: b"\xff" + packed],
     ids=["cut off", "another byte", "no text"],
 )
-def test_refuses_a_file_that_cannot_be_read_naming_it(
+def test_an_unreadable_prompt_file_is_rejected_by_name(
     tmp_path: Path, name: str, change: Callable[[bytes], bytes]
 ) -> None:
     packed = gzip.compress(b'{"prompt": "fine"}\n')
@@ -66,12 +66,12 @@ def test_refuses_a_file_that_cannot_be_read_naming_it(
         load_prompts(tmp_path / name)
 
 
-def test_refuses_half_of_a_surrogate_pair_naming_the_line(tmp_path: Path) -> None:
+def test_a_prompt_line_with_half_of_a_surrogate_pair_is_rejected_by_number(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"prompts\.jsonl:1: .*surrogate"):
         load_prompts(write(tmp_path / "prompts.jsonl", {"prompt": "a\ud800"}))
 
 
-def test_refuses_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_prompt_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no prompts"):
         load_prompts(write(tmp_path / "prompts.jsonl"))
 

@@ -17,7 +17,7 @@ TOKENIZER = str(Path(__file__).parents[3] / "models" / "target")
 OPTIONS = ["--tokenizer", TOKENIZER, "--streams", "2", "--requests", "2", "--max-new-tokens", "8"]
 
 
-def test_right_answers_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_router_overhead_times_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert router_overhead.main(OPTIONS) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["streams"]["2"]["tokens_per_s"] > 0
 
@@ -35,7 +35,7 @@ def test_no_python_runs_in_the_child_that_becomes_a_service(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_no_figures_where_an_answer_is_not_the_models(
+def test_router_overhead_has_no_figures_if_an_answer_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(router_overhead, "FakeModel", lambda vocab_size: FakeModel(vocab_size - 1))
@@ -66,7 +66,7 @@ async def test_workers_without_a_tokenizer_do_not_start(tmp_path: Path, capfd: p
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_services_that_come_too_late_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_services_that_start_too_late_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_overhead, "READY_TIMEOUT_S", 0.0)
     monkeypatch.setattr(router_overhead, "READY_FILE", "never")  # in time they would be if this process paused
     monkeypatch.setattr(ServiceProcess, "is_ready", lambda service: False)

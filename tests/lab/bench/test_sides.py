@@ -6,7 +6,7 @@ from betoken.bench.sides import PLAIN_DECODING, Side, hosted_drafters, parse_sid
 from betoken.client import Speculation
 
 
-def test_settings_follow_the_drafter() -> None:
+def test_settings_of_a_side_follow_its_drafter() -> None:
     assert parse_side("model") == Side("model", "model")
     side = parse_side("ngram/max_branches=1/num_draft_tokens=8")
     assert side == Side("ngram/max_branches=1/num_draft_tokens=8", "ngram", {"max_branches": "1"}, 8)
@@ -36,7 +36,7 @@ def test_a_sides_own_draft_length_wins() -> None:
 @pytest.mark.parametrize(
     "text", ["ngram/max_branches", "ngram/=1", "ngram/a=", "ngram/num_draft_tokens=0", "ngram/num_draft_tokens=x"]
 )
-def test_refuses_what_is_no_setting(text: str) -> None:
+def test_an_unknown_setting_of_a_side_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         parse_side(text)
 

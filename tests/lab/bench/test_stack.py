@@ -19,7 +19,7 @@ def until_begun(stack: Stack) -> None:
         time.sleep(0.01)
 
 
-async def test_a_start_that_is_cancelled_ends_at_once_and_leaves_nothing_behind(
+async def test_a_cancelled_start_of_a_stack_ends_at_once_and_leaves_no_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_service.py").write_text("import time\ntime.sleep(120)\n")

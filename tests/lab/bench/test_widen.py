@@ -59,7 +59,7 @@ def test_a_head_that_is_the_embeddings_stays_so(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in tmp_path.glob("*.safetensors"))
 
 
-def test_what_lies_in_the_folder_already_is_left_alone(tmp_path: Path) -> None:
+def test_files_in_the_output_folder_of_widen_are_kept(tmp_path: Path) -> None:
     small = save_tiny(tmp_path, "llama")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match="is not empty"):
@@ -79,7 +79,7 @@ def test_what_lies_in_the_folder_already_is_left_alone(tmp_path: Path) -> None:
         ("gpt2", {}, "of type gpt2"),
     ],
 )
-def test_refuses_in_words(
+def test_bad_options_of_widen_are_rejected_with_a_message(
     family: str,
     changes: dict[str, Any],
     message: str,

@@ -19,7 +19,7 @@ def test_loss_and_gradient_are_those_of_all_rows_at_once(piece_scores: int, monk
     torch.testing.assert_close(found, wanted)
 
 
-def test_no_piece_holds_more_scores_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_piece_of_the_frozen_head_exceeds_the_score_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory: with all scores at once it is the vocabulary's times the rows'."""
     monkeypatch.setattr(frozen_head, "_PIECE_SCORES", 200)
     sizes: list[int] = []
@@ -34,7 +34,7 @@ def test_no_piece_holds_more_scores_than_the_limit(monkeypatch: pytest.MonkeyPat
     assert max(sizes) == 200 and sum(sizes) == 30 * 50
 
 
-def test_without_gradients_the_loss_is_the_same() -> None:
+def test_the_frozen_head_loss_is_the_same_without_gradients() -> None:
     hidden, weight, labels = torch.randn(9, 8, requires_grad=True), torch.randn(30, 8), torch.randint(30, (9,))
     with torch.no_grad():
         loss = frozen_cross_entropy(hidden, weight, labels)

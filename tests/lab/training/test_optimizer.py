@@ -13,7 +13,7 @@ def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
     assert values.min() > 0.5 and values.max() < 1.4
 
 
-def test_the_update_is_the_gradients_direction_whatever_its_scale() -> None:
+def test_the_optimizer_update_follows_the_gradients_direction_at_any_scale() -> None:
     start, gradient = torch.zeros(8, 6), torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
     results = []
     for scale in (1.0, 1e-3):
@@ -26,7 +26,7 @@ def test_the_update_is_the_gradients_direction_whatever_its_scale() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 6), (6, 8), (5, 5)], ids=str)
-def test_two_steps_are_the_update_written_out(shape: tuple[int, int]) -> None:
+def test_two_optimizer_steps_equal_the_update_written_out(shape: tuple[int, int]) -> None:
     """Nesterov momentum, the scale of tall matrices, and decay by the rate."""
     generator = torch.Generator().manual_seed(2)
     start, *gradients = (torch.randn(shape, generator=generator) for _ in range(3))
@@ -44,7 +44,7 @@ def test_two_steps_are_the_update_written_out(shape: tuple[int, int]) -> None:
     assert torch.allclose(param.detach(), expected, atol=2e-3)
 
 
-def test_vectors_are_refused() -> None:
+def test_the_optimizer_rejects_vectors() -> None:
     with pytest.raises(ValueError, match="matrices"):
         Muon([nn.Parameter(torch.zeros(3))], lr=0.1)
 

@@ -142,7 +142,9 @@ def test_a_budget_of_nothing_is_refused_before_anything_is_made(recipe: Recipe, 
 
 
 @pytest.mark.parametrize(("option", "value"), [("seed", "-1"), ("device", "nonsense")])
-def test_what_would_fail_later_is_refused_at_once(recipe: Recipe, option: str, value: str, tmp_path: Path) -> None:
+def test_options_that_would_fail_later_are_rejected_at_once(
+    recipe: Recipe, option: str, value: str, tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit, match=f"{option} {value}: "):
         recipe("first", f"--{option}", value)
     assert not list(tmp_path.iterdir())

@@ -107,7 +107,7 @@ def test_cut_prompts_are_whole_lines_and_repeat_with_the_seed() -> None:
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 10), (20, 10), (5000, 9000)])
-def test_cuts_that_cannot_be_are_given_up(shortest: int, longest: int) -> None:
+def test_impossible_cuts_of_prompts_are_given_up(shortest: int, longest: int) -> None:
     with pytest.raises(ValueError, match=f"{shortest}.* {longest}"):
         list(cut(["a = 1\nb = 2\n"], 1, 0, shortest, longest))
 
@@ -135,7 +135,7 @@ class Repeating:
     info = SimpleNamespace(eos_token_ids=(0,))
 
 
-def test_a_model_that_says_nothing_new_is_given_up(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_generates_no_new_prompts_is_given_up(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(runner: Any, prompts: list[list[int]], params_of: Any, keep: Any) -> None:
         for index, prompt in enumerate(prompts):
             keep(index, Sample((*prompt, *tokenizer.encode("what is one and one?"), 0), len(prompt)))

@@ -5,7 +5,7 @@ from betoken.training.schedule import DECAY_FROM, WARMUP_FRACTION, Budget, learn
 FRACTIONS = [index / 1000 for index in range(1000)]
 
 
-def test_the_rate_rises_stays_and_falls_to_zero() -> None:
+def test_the_learning_rate_rises_stays_and_falls_to_zero() -> None:
     rates = [learning_rate_scale(fraction) for fraction in FRACTIONS]
     assert all(0 < rate <= 1 for rate in rates)
     steps = list(zip(FRACTIONS[:-1], rates[:-1], rates[1:], strict=True))
@@ -27,6 +27,6 @@ def test_a_budget_counts_tokens_or_minutes() -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"tokens": 1, "minutes": 1.0}, {"tokens": 0}, {"minutes": -1.0}])
-def test_a_senseless_budget_is_refused(limits: dict[str, float]) -> None:
+def test_an_invalid_training_budget_is_rejected(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="budget"):
         Budget(**limits)  # type: ignore[arg-type]

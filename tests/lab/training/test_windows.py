@@ -36,7 +36,7 @@ def test_an_epoch_visits_no_token_twice_and_the_next_one_differs(windows: Window
     assert not torch.equal(windows.batch(windows.batches_per_epoch, 16)[0], epoch[0])
 
 
-def test_wrong_lengths_are_refused(windows: Windows) -> None:
+def test_wrong_window_lengths_are_rejected(windows: Windows) -> None:
     with pytest.raises(ValueError, match="does not divide"):
         windows.batch(0, 5)
     with pytest.raises(ValueError, match="too few"):

@@ -67,7 +67,9 @@ async def test_with_its_key_a_client_is_served_and_without_one_is_not(
     await cluster.until_idle()
 
 
-async def test_a_stranger_is_turned_away_before_its_message_is_read(make_cluster: MakeCluster, tmp_path: Path) -> None:
+async def test_an_unknown_caller_is_rejected_before_its_message_is_read(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
     cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}))
     prefix = "/betoken.v1.GenerationService"
     for method in ("Generate", "Tokenize", "NoSuchMethod"):  # as a stream of requests that never comes
@@ -75,7 +77,7 @@ async def test_a_stranger_is_turned_away_before_its_message_is_read(make_cluster
         assert isinstance(await refusal(call.read()), UnauthenticatedError)
 
 
-async def test_refusals_of_strangers_reach_the_log_and_the_metrics(
+async def test_rejections_of_unknown_callers_reach_the_log_and_the_metrics(
     make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "betoken.router.request_scope")
@@ -97,7 +99,7 @@ async def test_refusals_of_strangers_reach_the_log_and_the_metrics(
     assert "secret" not in str(lines) and len(scopes) == 3
 
 
-async def test_a_flood_of_strangers_has_few_lines_and_is_counted_whole(
+async def test_a_flood_of_unknown_callers_has_few_log_lines_and_is_counted_whole(
     make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "betoken.router.request_scope")
@@ -186,7 +188,7 @@ async def test_a_prompt_beyond_the_keys_bytes_is_refused(
     await ask(cluster, ALICE, prompt="\N{EURO SIGN}" * 6, max_new_tokens=1)
 
 
-async def test_turns_are_shared_between_tenants(make_cluster: MakeCluster, tmp_path: Path) -> None:
+async def test_queue_turns_are_shared_between_tenants(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = await make_cluster(
         step_s=0.001, max_concurrency=1, api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}, BOB: {}})
     )
@@ -206,7 +208,7 @@ async def test_turns_are_shared_between_tenants(make_cluster: MakeCluster, tmp_p
     assert [place for place, key in enumerate(ended) if key == BOB][1] <= 4
 
 
-async def test_strangers_are_reported_no_addresses(make_cluster: MakeCluster, tmp_path: Path) -> None:
+async def test_unknown_callers_see_no_addresses(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = await make_cluster(api_keys_file=write(tmp_path / "keys.toml", {ALICE: {}}))
     addresses = [worker.address for worker in (*cluster.verifiers, *cluster.drafters)]
     told = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=10, metadata=header(ALICE))

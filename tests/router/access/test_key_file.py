@@ -54,7 +54,7 @@ def test_an_empty_key_file_admits_no_caller_and_is_valid(tmp_path: Path) -> None
         ("keys = 3", "keys"),
     ],
 )
-def test_what_is_no_file_of_keys_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+def test_an_invalid_key_file_is_rejected_by_name(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(FailedPreconditionError, match="keys.toml") as refused:
@@ -63,7 +63,9 @@ def test_what_is_no_file_of_keys_is_refused_by_name(tmp_path: Path, text: str, n
     assert HASH.removeprefix("sha256:") not in str(refused.value)
 
 
-def test_a_file_that_is_gone_no_text_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_file_that_is_missing_not_text_or_too_large_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "keys.toml"
     with pytest.raises(FailedPreconditionError, match="No such file"):
         read_key_file(path)

@@ -22,7 +22,7 @@ from tests.clock import Clock
 from tests.router.access.key_files import ALICE, BOB, header, write
 
 
-def test_without_a_file_everybody_is_served_and_tenants_are_what_they_say() -> None:
+def test_without_a_key_file_all_callers_are_served_with_their_named_tenant() -> None:
     caller = Keys(None).caller(header("anything"))
     assert caller.tenant_of("me") == "me"
     assert caller.accounts == ()
@@ -44,7 +44,9 @@ def test_without_a_file_everybody_is_served_and_tenants_are_what_they_say() -> N
         header(ALICE.upper()),
     ],
 )
-def test_whoever_shows_no_known_key_is_not_authenticated(tmp_path: Path, metadata: tuple[tuple[str, str], ...]) -> None:
+def test_a_caller_without_a_known_key_is_not_authenticated(
+    tmp_path: Path, metadata: tuple[tuple[str, str], ...]
+) -> None:
     keys = Keys(write(tmp_path / "keys.toml", {ALICE: {}}))
     with pytest.raises(UnauthenticatedError, match="API key") as refused:
         keys.caller(metadata)
@@ -59,7 +61,7 @@ def test_a_key_gives_its_tenant_and_no_other(tmp_path: Path) -> None:
         bob.tenant_of("team")
 
 
-def test_every_known_hash_is_compared_whichever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_known_key_hash_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Keys(write(tmp_path / "keys.toml", {ALICE: {}, BOB: {}, "third": {}}))
     compared: list[str] = []
 
@@ -73,7 +75,7 @@ def test_every_known_hash_is_compared_whichever_it_is(tmp_path: Path, monkeypatc
     assert len(compared) == 6 and compared[:3] == compared[3:]
 
 
-async def test_a_changed_file_holds_and_what_is_used_goes_on(
+async def test_a_changed_key_file_applies_and_used_limits_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -50,18 +50,18 @@ def make(triton: Callable[..., torch.Tensor], tolerance: float = 0.0, others: tu
     return Case("double", "R=1000", 4_000_000, lambda: (torch.rand(1000),), run, tolerance, others)
 
 
-def test_a_right_path_passes() -> None:
+def test_a_right_kernel_path_passes() -> None:
     assert find_fault(make(written)) is None
     assert find_fault(make(lambda x: x * 2 + 1e-7, tolerance=1e-6)) is None
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-3])
 @pytest.mark.parametrize("triton", [half_written, wrong, lambda x: x[:5], lambda x: x.double()])
-def test_a_wrong_path_is_found(triton: Callable[..., torch.Tensor], tolerance: float) -> None:
+def test_a_wrong_kernel_path_is_found(triton: Callable[..., torch.Tensor], tolerance: float) -> None:
     assert "output 0" in (find_fault(make(triton, tolerance)) or "")
 
 
-def test_the_reference_in_its_place_is_found() -> None:
+def test_the_reference_in_place_of_a_kernel_is_found() -> None:
     def run(x: torch.Tensor) -> tuple[torch.Tensor]:
         _, implementation = dispatch.select(x.device, {"reference": doubled})
         return (implementation(x),)
