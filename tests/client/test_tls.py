@@ -137,7 +137,7 @@ async def test_a_client_that_trusts_the_certificate_is_served(files: Path, addre
 
 async def test_a_client_that_does_not_trust_the_certificate_is_not_served(files: Path, address: str) -> None:
     for tls in (None, ClientTls(server_name="router"), ClientTls(ca_file=files / "server.pem", server_name="other")):
-        with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError, match=re.escape(address)):
+        with Client(address, tls=tls, retry=ONCE) as client, pytest.raises(UnavailableError):
             client.model_info()
 
 

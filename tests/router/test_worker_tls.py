@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ async def test_links_speak_tls_and_show_a_certificate(files: Path, tokenizer: To
     try:
         assert await connect(**named, **own) == worker.hello.worker_id
         for options in ({}, named):
-            with pytest.raises(UnavailableError, match=re.escape(worker.address)):
+            with pytest.raises(UnavailableError):
                 await connect(**options)
     finally:
         await worker.kill()
