@@ -2,62 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from betoken.testing.fake_model import FakeModel
 from betoken.v1.types_pb2 import Constraint
+from tests.gateway.browser import answered, ask, fill, send, talkative, visit
 from tests.gateway.conftest import Gate, MakeGate
 
-playwright = pytest.importorskip("playwright.async_api")
 axe = pytest.importorskip("axe_playwright_python.async_playwright")
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-
-
-def is_fault(message: Any) -> bool:
-    """The page's console output, except the browser's own message on a rejection."""
-    return message.type in ("error", "warning") and "status of 400" not in message.text
-
-
-@pytest.fixture
-async def page(make_gate: MakeGate) -> AsyncIterator[Any]:
-    """A page that fails the test which makes it complain or ask elsewhere; it is closed before its gateway is."""
-    faults: list[str] = []
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        opened = await browser.new_page(viewport={"width": 1280, "height": 900})
-        opened.on("console", lambda message: faults.append(message.text) if is_fault(message) else None)
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("request", lambda request: "//127.0.0.1:" in request.url or faults.append(request.url))
-        yield opened
-        await browser.close()
-    assert not faults
-
-
-async def ask(page: Any, gate: Gate, **settings: str) -> None:
-    await page.goto(gate.url)
-    await page.wait_for_selector("#workers table")
-    for name, value in settings.items():
-        await page.fill(f"#{name}", value)
-    await page.fill("#question", "the")
-    await page.click("#send")
-
-
-def talkative(tokenizer: Any) -> FakeModel:
-    """A model that ends no answer by itself."""
-    return FakeModel(tokenizer.vocab_size, script=tuple(tokenizer.encode("on the moon, or " * 100)))
-
-
-async def answered(page: Any) -> None:
-    await page.wait_for_selector("#send:enabled", timeout=60_000)
-    assert await page.text_content("#fault") == ""
 
 
 async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
@@ -65,9 +18,10 @@ async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
 ) -> None:
     gate = await make_gate(model=talkative(tokenizer), step_s=0.02)
     await ask(page, gate, **{"max-tokens": "60", "seed": "18446744073709551615"})
-    await page.wait_for_selector(".tokens .token", state="attached")
+    await page.wait_for_selector(".markdown .token")
     assert await page.is_enabled("#stop")  # it is still coming
     await answered(page)
+    await page.click(".show-tokens")
     colours = await page.eval_on_selector_all(".tokens .token", "all => all.map(one => one.className)")
     assert len(colours) == 60
     assert {"token from-model", "token from-recovered"} <= set(colours)
@@ -81,6 +35,7 @@ async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
 async def test_a_token_shows_its_probability_by_pointer_and_by_keys(page: Any, gate: Gate) -> None:
     await ask(page, gate, **{"max-tokens": "20"})
     await answered(page)
+    await page.click(".show-tokens")
     await page.hover(".tokens .token >> nth=4")
     by_pointer = await page.text_content("#token")
     await page.focus(".tokens")
@@ -93,10 +48,12 @@ async def test_a_token_shows_its_probability_by_pointer_and_by_keys(page: Any, g
 
 async def test_both_sides_of_a_comparison_are_equal(page: Any, make_gate: MakeGate) -> None:
     gate = await make_gate(step_s=0.005)
-    await page.goto(gate.url)
+    await visit(page, gate)
     await page.check("#compare")
-    await ask_again(page, temperature="0.8")
+    await fill(page, temperature="0.8")
+    await send(page, "on the")
     await page.wait_for_selector(".verdict", timeout=60_000)
+    await page.click(".show-tokens")
     assert await page.locator(".verdict.good").count() == 1
     one, other = await page.eval_on_selector_all(".tokens", "all => all.map(one => one.textContent)")
     assert one == other != ""
@@ -105,22 +62,16 @@ async def test_both_sides_of_a_comparison_are_equal(page: Any, make_gate: MakeGa
     assert await page.locator("#lanes svg").count() == 2
 
 
-async def ask_again(page: Any, **settings: str) -> None:
-    for name, value in settings.items():
-        await page.fill(f"#{name}", value)
-    await page.fill("#question", "on the")
-    await page.click("#send")
-
-
 async def test_a_worker_that_is_killed_shows_as_away_and_the_answer_goes_on(
     page: Any, make_gate: MakeGate, tokenizer: Any
 ) -> None:
     gate = await make_gate(model=talkative(tokenizer), num_verifiers=2, step_s=0.02)
     await ask(page, gate, **{"max-tokens": "200"})
-    await page.wait_for_selector(".tokens .token", state="attached")
+    await page.wait_for_selector(".markdown .token")
     serving = next(worker for worker in gate.cluster.verifiers if worker.num_open)
     await serving.kill()
     await answered(page)
+    await page.click(".show-tokens")
     assert await page.locator(".tokens .token").count() == 200
     await page.wait_for_selector(".state-away", timeout=10_000)
     assert await page.locator(".state-ready").count() == 2
@@ -130,7 +81,8 @@ async def test_a_conversation_continues_and_stops_on_request(page: Any, make_gat
     gate = await make_gate(model=talkative(tokenizer), step_s=0.02)
     await ask(page, gate, **{"max-tokens": "8", "system": "the"})
     await answered(page)
-    await ask_again(page, **{"max-tokens": "1000"})
+    await fill(page, **{"max-tokens": "1000"})
+    await send(page, "on the")
     await page.wait_for_selector(".sides >> nth=1 >> .token", state="attached")
     await page.click("#stop")
     await answered(page)
@@ -152,12 +104,13 @@ async def test_an_answer_can_be_constrained(
     page: Any, make_gate: MakeGate, kind: str, text: str, expected: dict[str, Any]
 ) -> None:
     gate = await make_gate(verify_hellos=[{"supports_constraints": True}])
-    await page.goto(gate.url)
+    await visit(page, gate)
+    await page.click("#show-settings")
     await page.select_option("#constraint-kind", kind)
-    assert await page.is_disabled("#constraint") == (not text)
+    assert await page.is_visible("#constraint") == bool(text)
     if text:
         await page.fill("#constraint", text)
-    await ask_again(page)
+    await send(page, "on the")
     await answered(page)
     assert gate.cluster.verifiers[0].opened[-1].constraint == Constraint(**expected)
 
@@ -177,7 +130,7 @@ async def test_it_is_usable_without_sight_or_in_the_dark_or_on_a_phone(
     await page.set_viewport_size({"width": width, "height": 800})
     await ask(page, gate, **{"max-tokens": "20"})
     await answered(page)
-    await page.hover(".tokens .token >> nth=4")
+    await page.hover(".markdown .token >> nth=4")
     found = await axe.Axe().run(page)
     serious = [fault for fault in found.response["violations"] if fault["impact"] in ("serious", "critical")]
     assert not serious, [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in serious]
@@ -188,9 +141,9 @@ async def test_the_page_may_load_nothing_from_elsewhere_and_can_be_left_out(make
     gate = await make_gate()
     reply = await gate.http.get("/")
     assert reply.headers["content-security-policy"].startswith("default-src 'self'")
-    for name in ("main.js", "style.css", "icon.svg"):
+    for name in ("main.js", "base.css", "icon.svg", "third_party/purify.es.mjs"):
         assert (await gate.http.get(f"/page/{name}")).status_code == 200
-    for name in ("..%2fapp.py", "%2e%2e%2f__main__.py", "none.js", "index"):
+    for name in ("..%2fapp.py", "%2e%2e%2f__main__.py", "none.js", "index", "third_party/README.md", "%00"):
         assert (await gate.http.get(f"/page/{name}")).status_code == 404
     without = await make_gate(gateway={"page": False})
     assert (await without.http.get("/")).status_code == 404

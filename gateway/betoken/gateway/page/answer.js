@@ -1,83 +1,94 @@
-// One answer as it grows: tokens in the colour of where they came from, one of them chosen by pointer or keys.
+// One answer: its text, reasoning and tool calls, and the tokens and rounds that made it.
 
-export const LEGEND = [
-  ["model", "drafted by a model"],
-  ["ngram", "drafted by n-grams"],
-  ["other", "drafted otherwise"],
-  ["recovered", "the target's, where it refused a draft"],
-  ["bonus", "the target's, after a whole draft"],
-  ["plain", "the target's, without a draft"],
+import { TokenText } from "./paint.js";
+
+const ROUND = [
+  "begin_s", "duration_s", "draft_queue_s", "draft_forward_s", "verify_queue_s", "verify_forward_s",
+  "num_tokens", "num_draft_tokens", "num_accepted_tokens",
 ];
+const short = (number) => Number(number.toPrecision(5));
 
-/** The colour's name for a provenance; drafters that have none of their own share one. */
-const colour = (provenance) => (LEGEND.some(([name]) => name === provenance) ? provenance : "other");
+const isJson = (text) => {
+  try {
+    return typeof JSON.parse(text) === "object";
+  } catch {
+    return false;
+  }
+};
 
 export class Answer {
-  /** `onChoose(token)` is told which token is looked at. */
-  constructor(title, onChoose) {
-    this.tokens = [];
-    this.rounds = [];
-    this.text = "";
-    this.element = document.createElement("div");
-    this.element.className = "side";
-    this.heading = document.createElement("p");
-    this.heading.textContent = title;
-    this.heading.className = "title";
+  constructor(title, isText) {
     this.title = title;
-    this.body = document.createElement("div");
-    this.body.className = "tokens";
-    this.body.tabIndex = 0;
-    this.body.setAttribute("role", "group");
-    this.body.setAttribute("aria-label", `${title}: tokens, arrow keys choose one`);
-    this.element.append(this.heading, this.body);
-    this.onChoose = onChoose;
-    this.chosen = -1;
-    this.body.addEventListener("pointerover", (event) => this.#point(event));
-    this.body.addEventListener("keydown", (event) => this.#move(event));
+    this.isText = isText;
+    this.source = new TokenText();
+    this.rounds = [];
+    this.content = this.reasoning = this.finish = "";
+    this.calls = [];
+    this.duration_s = 0;
+    this.end = null;
   }
 
-  /** Takes what came. */
-  add({ tokens, rounds }) {
-    this.rounds.push(...rounds);
-    for (const token of tokens) {
-      const span = document.createElement("span");
-      span.className = `token from-${colour(token.provenance)}`;
-      span.dataset.index = this.tokens.length;
-      span.textContent = token.text;
-      if (!token.text && /^<.*>$/.test(token.name ?? "")) {
-        span.textContent = token.name;
-        span.classList.add("special");
-      }
-      this.tokens.push({ ...token, span });
-      this.text += token.text;
-      this.body.append(span);
+  get tokens() {
+    return this.source.tokens;
+  }
+
+  get canContinue() {
+    return ["length", "stopped", "interrupted"].includes(this.finish) && this.content !== "" && !this.calls.length;
+  }
+
+  /** Rounds of a continued answer follow its earlier rounds. */
+  begin() {
+    const last = this.rounds.at(-1);
+    this.offset_s = last ? last.begin_s + last.duration_s : 0;
+    this.finish = "";
+  }
+
+  add({ tokens, rounds, content, reasoning, calls }) {
+    this.rounds.push(...rounds.map((round) => ({ ...round, begin_s: round.begin_s + this.offset_s })));
+    tokens.forEach((token) => this.source.add(token));
+    this.content += content;
+    this.reasoning += reasoning;
+    for (const { index, id, function: called } of calls) {
+      this.calls[index] ??= { id, name: called.name, arguments: "" };
+      this.calls[index].arguments += called.arguments ?? "";
     }
   }
 
-  /** Says how it went, by the router's clock: the page's own would count its drawing, too. */
-  end(seconds) {
-    const count = this.tokens.length;
-    this.heading.textContent = `${this.title}: ${count} tokens in ${seconds.toFixed(2)} s, ${(count / seconds).toFixed(0)} a second`;
+  /** Record the end; durations are the router's, since the page's clock includes drawing. */
+  complete(end) {
+    this.finish = end.finish;
+    this.duration_s += end.betoken.duration_s;
+    this.end = { seed: end.seed, finish: end.finish, usage: end.usage, betoken: end.betoken };
   }
 
-  #point(event) {
-    const index = event.target.dataset?.index;
-    if (index !== undefined) this.choose(Number(index));
+  /** Keep what was received of an answer that did not end. */
+  keep(finish) {
+    this.finish = finish;
+    this.calls = this.calls.filter((call) => isJson(call.arguments));
   }
 
-  #move(event) {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const last = this.tokens.length - 1;
-    const wanted = step ? this.chosen + step : { Home: 0, End: last }[event.key];
-    if (wanted === undefined || last < 0) return;
-    event.preventDefault();
-    this.choose(Math.max(0, Math.min(last, wanted)));
+  /** Return the message of a request. */
+  message() {
+    const calls = this.calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+    return { role: "assistant", content: this.content, ...(calls.length ? { tool_calls: calls } : {}) };
   }
 
-  choose(index) {
-    this.tokens[this.chosen]?.span.classList.remove("chosen");
-    this.chosen = index;
-    this.tokens[index].span.classList.add("chosen");
-    this.onChoose(this.tokens[index]);
+  /** Return a record for storage; `isSlim` leaves out tokens and rounds. */
+  record(isSlim) {
+    const { title, isText, content, reasoning, calls, finish, duration_s } = this;
+    const text = { title, isText, content, reasoning, calls, finish: finish || "stopped", duration_s };
+    if (isSlim) return text;
+    const tokens = this.tokens.map(({ text, id, provenance, logprob, name }) => [text, id, provenance, logprob === undefined ? null : short(logprob), ...(text ? [] : [name])]);
+    const rounds = this.rounds.map((round) => ROUND.map((name) => short(round[name])));
+    return { ...text, tokens, rounds, end: this.end };
+  }
+
+  static restore({ tokens = [], rounds = [], ...text }) {
+    const answer = Object.assign(new Answer(), text);
+    for (const [text, id, provenance, logprob, name] of tokens) {
+      answer.source.add({ text, id, provenance, logprob: logprob ?? undefined, name: name ?? text, likely: [] });
+    }
+    answer.rounds = rounds.map((values) => Object.fromEntries(ROUND.map((name, index) => [name, values[index]])));
+    return answer;
   }
 }

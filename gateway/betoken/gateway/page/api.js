@@ -1,4 +1,4 @@
-// Speaks the gateway's HTTP: one description of the service, and answers as they stream.
+// Client of the gateway's HTTP API: the served model, token counts and streamed answers.
 
 /** Headers of a request; `key` may be empty. */
 function headers(key) {
@@ -6,7 +6,7 @@ function headers(key) {
   return key ? { ...own, authorization: `Bearer ${key}` } : own;
 }
 
-/** What a failed reply says. */
+/** Return the error of a failed response. */
 async function faultOf(reply) {
   try {
     const { error } = await reply.json();
@@ -16,14 +16,22 @@ async function faultOf(reply) {
   }
 }
 
-/** The served model and its workers. */
+/** Return the served model and its workers. */
 export async function info(key) {
   const reply = await fetch("info", { headers: headers(key) });
   if (!reply.ok) throw await faultOf(reply);
   return reply.json();
 }
 
-/** Events of a streamed reply, parsed, without the last [DONE]. */
+/** Return how many tokens fit into the context after a prompt. */
+export async function numTokens(prompt, key, signal) {
+  const reply = await fetch("tokenize", { method: "POST", headers: headers(key), body: JSON.stringify({ prompt }), signal });
+  if (!reply.ok) throw await faultOf(reply);
+  const { count, max_model_len } = await reply.json();
+  return max_model_len - count;
+}
+
+/** Yield the parsed events of a streamed response, without the last [DONE]. */
 async function* events(reply) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = "";
@@ -43,11 +51,11 @@ async function* events(reply) {
   }
 }
 
-/** Tokens of an event, each {text, id, provenance, logprob, likely: [{token, logprob}]}. */
+/** Return the tokens of an event, each {text, id, name, provenance, logprob, likely: [{token, logprob}]}. */
 function tokensOf(choice) {
-  const told = choice.betoken?.tokens ?? [];
+  const sources = choice.betoken?.tokens ?? [];
   const chat = choice.logprobs?.content;
-  return told.map((token, index) => {
+  return sources.map((token, index) => {
     const name = chat ? chat[index]?.token : choice.logprobs?.tokens[index];
     const logprob = chat ? chat[index]?.logprob : choice.logprobs?.token_logprobs[index];
     const likely = chat
@@ -57,23 +65,27 @@ function tokensOf(choice) {
   });
 }
 
-/**
- * Asks, and calls `onPiece({tokens, rounds})` for what comes; resolves to {seed, betoken, usage, finish, took_s}.
- * `signal` ends it.
- */
+/** Return an event's part of an answer. */
+const pieceOf = (choice) => ({
+  tokens: tokensOf(choice),
+  rounds: choice.betoken?.rounds ?? [],
+  content: choice.text ?? choice.delta?.content ?? "",
+  reasoning: choice.delta?.reasoning_content ?? "",
+  calls: choice.delta?.tool_calls ?? [],
+});
+
+/** Send a request and call `onPiece` for each part of its answer; return {finish, betoken, usage}. `signal` aborts it. */
 export async function ask(path, body, key, signal, onPiece) {
-  const began = performance.now();
   const reply = await fetch(path, { method: "POST", headers: headers(key), body, signal });
   if (!reply.ok) throw await faultOf(reply);
-  const end = { first_s: null };
+  const end = {};
   for await (const event of events(reply)) {
     if (event.usage) end.usage = event.usage;
     const choice = event.choices[0];
     if (!choice) continue;
-    const tokens = tokensOf(choice);
-    if (tokens.length && end.first_s === null) end.first_s = (performance.now() - began) / 1000;
-    if (tokens.length || choice.betoken?.rounds) onPiece({ tokens, rounds: choice.betoken?.rounds ?? [] });
+    onPiece(pieceOf(choice));
     if (choice.finish_reason) Object.assign(end, { finish: choice.finish_reason, betoken: choice.betoken });
   }
-  return { ...end, took_s: (performance.now() - began) / 1000 };
+  if (!end.finish) throw new Error("The answer broke off.");
+  return end;
 }

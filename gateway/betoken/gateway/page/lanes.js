@@ -1,9 +1,9 @@
-// Rounds as two lanes, drafting above and verifying below, drawn from the durations that the router measured.
+// Draws rounds as two lanes, drafting above and verifying below, from the durations that the router measured.
 
-import { make, table } from "./measures.js";
+import { make, table } from "./dom.js";
 
 const NS = "http://www.w3.org/2000/svg";
-const LANE = 26, GAP = 8, LABEL = 56, AXIS = 20, LEAST_PX_PER_ROUND = 9;
+const LANE = 26, GAP = 8, LABEL = 56, AXIS = 20, LEAST_PX_PER_ROUND = 4;
 
 function draw(name, attributes, parent) {
   const element = document.createElementNS(NS, name);
@@ -12,7 +12,7 @@ function draw(name, attributes, parent) {
   return element;
 }
 
-/** Begin and end of the four parts of a round; what no worker accounts for lies between them. */
+/** Return name, begin, duration and lane of a round's four parts. Time that no worker accounts for is spread between them. */
 function parts(round) {
   const known = round.draft_queue_s + round.draft_forward_s + round.verify_queue_s + round.verify_forward_s;
   const hop = Math.max(0, round.duration_s - known) / 4;
@@ -26,10 +26,10 @@ function parts(round) {
   ];
 }
 
-const said = (round, index) =>
+const described = (round, index) =>
   `round ${index + 1}: ${round.num_tokens} tokens, ${round.num_accepted_tokens} of ${round.num_draft_tokens} drafts accepted; ` +
   `drafting ${(1000 * round.draft_forward_s).toFixed(1)} ms, verifying ${(1000 * round.verify_forward_s).toFixed(1)} ms, ` +
-  `in all ${(1000 * round.duration_s).toFixed(1)} ms`;
+  `total ${(1000 * round.duration_s).toFixed(1)} ms`;
 
 function lanes(title, rounds, span_s, width) {
   const height = 2 * LANE + GAP + AXIS;
@@ -41,7 +41,7 @@ function lanes(title, rounds, span_s, width) {
   });
   rounds.forEach((round, index) => {
     const group = draw("g", {}, svg);
-    draw("title", {}, group).textContent = said(round, index);
+    draw("title", {}, group).textContent = described(round, index);
     for (const [kind, begin, length, lane] of parts(round)) {
       if (length <= 0) continue;
       draw("rect", { class: kind, x: x(begin), y: lane * (LANE + GAP), height: LANE, rx: 2, width: Math.max(1, x(begin + length) - x(begin)) }, group);
@@ -56,22 +56,27 @@ function lanes(title, rounds, span_s, width) {
   return svg;
 }
 
-/** Lanes of each answer on one scale, and the same as a table. */
+/** Show the lanes of each answer on one scale, and the first answer's rounds as a table. */
 export function showLanes(place, answers) {
   const shown = answers.filter((answer) => answer.rounds.length);
-  if (!shown.length) return;
+  if (!shown.length) {
+    place.replaceChildren(make("p", "Each answer shows here what was drafted and verified, and how long it took.", { class: "hint" }));
+    return;
+  }
+  const isOpen = place.querySelector("details")?.open;
   const spans = shown.map(({ rounds }) => rounds.at(-1).begin_s + rounds.at(-1).duration_s - rounds[0].begin_s);
   const longest = Math.max(...spans);
   const most = Math.max(...shown.map((answer) => answer.rounds.length));
   const full = Math.max(place.clientWidth - 4, LABEL + most * LEAST_PX_PER_ROUND);
   const blocks = shown.flatMap((answer, index) => {
     const width = LABEL + (full - LABEL) * (spans[index] / longest);
-    return [make("p", answer.title, { class: "hint" }), lanes(answer.title, answer.rounds, spans[index], Math.max(width, LABEL + 120))];
+    return [make("p", answer.title, { class: "hint" }), lanes(answer.title || "Answer", answer.rounds, spans[index], Math.max(width, LABEL + 120))];
   });
   const rows = shown[0].rounds.map((round, index) => [index + 1, round.num_tokens, round.num_draft_tokens, round.num_accepted_tokens, ...["draft_forward_s", "verify_forward_s", "duration_s"].map((name) => Number((1000 * round[name]).toFixed(2)))]);
-  const head = ["round", "tokens", "drafted", "accepted", "drafting, ms", "verifying, ms", "in all, ms"];
+  const head = ["round", "tokens", "drafted", "accepted", "drafting, ms", "verifying, ms", "total, ms"];
   place.replaceChildren(
-    make("div", blocks, { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds, drawn" }),
-    make("details", [make("summary", "as a table"), make("div", table([head, ...rows], "Rounds"), { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds as a table" })]),
+    make("div", blocks, { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds" }),
+    make("details", [make("summary", "Table"), make("div", table([head, ...rows], "Rounds"), { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rounds as a table" })], isOpen ? { open: "" } : {}),
   );
+  if (!answers[0].finish) place.firstChild.scrollLeft = place.firstChild.scrollWidth;
 }

@@ -1,31 +1,15 @@
-// What the last answer measured: acceptance by position, numbers, and one token's probabilities.
+// Statistics of an answer: acceptance by position, counts and durations; and the probabilities of one token.
 
-/** An element with text or children. */
-export function make(name, content = [], attributes = {}) {
-  const element = document.createElement(name);
-  element.append(...[content].flat());
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-}
-
-/** A table of rows; the first row is its head. Cells that are numbers stand to the right. */
-export function table(rows, caption) {
-  const cell = (tag, value) => make(tag, value instanceof Node ? value : String(value), typeof value === "number" ? { class: "number" } : {});
-  const [head, ...body] = rows;
-  const made = make("table", [
-    make("thead", make("tr", head.map((value) => make("th", String(value), { scope: "col" })))),
-    make("tbody", body.map((row) => make("tr", row.map((value) => cell("td", value))))),
-  ]);
-  if (caption) made.setAttribute("aria-label", caption);
-  return made;
-}
+import { make, table } from "./dom.js";
 
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 
-export function showPositions(place, stats) {
+/** Show the acceptance rate by position; `end` is null before an answer ended. */
+export function showPositions(place, end) {
+  const stats = end?.betoken.speculation;
   const drafted = stats?.num_drafted_per_position ?? [];
   if (!drafted.length) {
-    place.replaceChildren(make("p", "no drafts in this answer", { class: "hint" }));
+    place.replaceChildren(make("p", end ? "No drafts in this answer." : "Shown when an answer ends.", { class: "hint" }));
     return;
   }
   const rows = drafted.map((count, index) => {
@@ -42,34 +26,54 @@ const failureReasons = ({ num_failed_drafts_by_reason: reasons }) => {
   return counts.length ? ` (${counts.join(", ")})` : "";
 };
 
+/** Show an answer's statistics; `end` is null before an answer ended. */
 export function showNumbers(place, end) {
+  if (!end) {
+    place.replaceChildren(make("p", "Shown when an answer ends.", { class: "hint" }));
+    return;
+  }
   const { speculation: stats } = end.betoken;
   const ms = (seconds) => `${(1000 * seconds).toFixed(1)} ms`;
   const rows = [
     ["seed", String(end.seed)],
     ["drafter", end.betoken.drafter || "none"],
     ["mode", end.betoken.mode],
-    ["ended by", end.betoken.stop ? `${end.finish}: ${end.betoken.stop}` : end.finish],
-    ["prompt tokens, of them cached", `${end.usage.prompt_tokens}, ${end.usage.prompt_tokens_details.cached_tokens}`],
-    ["first token, as the router measured it", ms(end.betoken.time_to_first_token_s)],
+    ["finish reason", end.betoken.stop ? `${end.finish}: ${end.betoken.stop}` : end.finish],
+    ["prompt tokens", `${end.usage.prompt_tokens}, ${end.usage.prompt_tokens_details.cached_tokens} cached`],
+    ["time to first token", ms(end.betoken.time_to_first_token_s)],
     ["tokens per forward of the target", stats.block_efficiency.toFixed(2)],
     ["draft tokens accepted", `${stats.num_accepted_tokens} of ${stats.num_draft_tokens} (${percent(stats.acceptance_rate)})`],
     ["drafting, verifying", `${ms(stats.draft_forward_s)}, ${ms(stats.verify_forward_s)}`],
     ["failed drafts, failovers", `${stats.num_failed_drafts}${failureReasons(stats)}, ${stats.num_failovers + end.betoken.num_resumes}`],
     ["speculation", stats.policy ? stats.policy.reason : "off: no drafter"],
   ];
-  place.replaceChildren(table([["what", "how much"], ...rows], "Numbers of the last answer"));
+  place.replaceChildren(table([["statistic", "value"], ...rows], "Statistics of the answer"));
 }
 
-export function showToken(place, token) {
+const MARGIN_PX = 8;
+
+/** Place the card below `span`, or above it near the bottom of the window. */
+export function placeToken(card, span) {
+  card.hidden = !span?.isConnected;
+  if (card.hidden) return;
+  const { left, top, bottom } = span.getBoundingClientRect();
+  const fits = bottom + card.offsetHeight + MARGIN_PX < innerHeight;
+  card.style.left = `${Math.max(MARGIN_PX, Math.min(left, innerWidth - card.offsetWidth - MARGIN_PX))}px`;
+  card.style.top = `${Math.max(MARGIN_PX, fits ? bottom + MARGIN_PX : top - card.offsetHeight - MARGIN_PX)}px`;
+}
+
+/** Show a token's probability and alternatives next to `span`; hide the card without a token. */
+export function showToken(card, token, span) {
+  if (!token) return placeToken(card, null);
   const written = (text) => JSON.stringify(text ?? "").slice(1, -1) || "(no text)";
   const likely = token.likely.map(({ token: name, logprob }) => [written(name), percent(Math.exp(logprob)), logprob.toFixed(3)]);
-  place.replaceChildren(
+  card.replaceChildren(
     make("p", [
       make("strong", written(token.name ?? token.text)),
       ` id ${token.id}, ${token.provenance}`,
       token.logprob === undefined ? "" : `, logprob ${token.logprob.toFixed(3)} (${percent(Math.exp(token.logprob))})`,
     ]),
-    ...(likely.length ? [table([["likely here", "probability", "logprob"], ...likely], "Likely tokens at this place")] : []),
+    ...(likely.length ? [table([["alternatives", "probability", "logprob"], ...likely], "Likely tokens at this position")] : []),
   );
+  placeToken(card, span);
 }

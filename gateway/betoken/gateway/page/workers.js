@@ -1,7 +1,7 @@
-// Workers and their state, asked for again and again.
+// Polls the state of the workers.
 
 import { info } from "./api.js";
-import { make, table } from "./measures.js";
+import { make, table } from "./dom.js";
 
 const PERIOD_MS = 2000;
 
@@ -19,11 +19,11 @@ function show(place, model) {
     `${worker.free_pages} of ${worker.total_pages}`,
   ]);
   const focused = document.activeElement === place;
-  place.replaceChildren(table([["role", "state", "runs", "free pages"], ...rows], "Workers"));
+  place.replaceChildren(table([["role", "state", "running", "free pages"], ...rows], "Workers"));
   if (focused) place.focus();
 }
 
-/** Keeps `place` up to date; `onModel` gets each description, null where there is none. */
+/** Keep `place` up to date; `onModel(model, fault)` receives each description, or null and the reason. */
 export async function follow(place, keyOf, onModel) {
   for (;;) {
     if (!document.hidden) {
@@ -32,7 +32,7 @@ export async function follow(place, keyOf, onModel) {
         show(place, model);
         onModel(model, "");
       } catch (fault) {
-        place.replaceChildren(make("p", `the router cannot be asked: ${fault.message}`, { class: "state-away" }));
+        place.replaceChildren(make("p", `the router does not answer: ${fault.message}`, { class: "state-away" }));
         onModel(null, fault.message);
       }
     }
