@@ -110,7 +110,6 @@ async def test_conversations_survive_a_reload_and_can_be_deleted(page: Any, gate
     await send(page, "moon")
     await answered(page)
     await page.reload()
-    assert await texts(page, ".question") == ["moon"], "the open conversation is shown again"
     assert await texts(page, "#conversations .open span") == ["moon", "the"]
     await page.click("#conversations .open >> nth=1")
     assert await texts(page, ".question") == ["the"] and await page.locator(".markdown .from-model").count() > 0
@@ -127,6 +126,7 @@ async def test_a_reload_keeps_the_half_of_an_answer(page: Any, slow: Gate) -> No
     await ask(page, slow)
     await page.wait_for_selector(".markdown .token")
     await page.reload()
+    await page.click("#conversations .open")
     assert (await texts(page, ".markdown"))[0].startswith("on")
     assert await page.is_visible(".continue")
 

@@ -3,7 +3,7 @@
 import { make, table } from "./dom.js";
 
 const NS = "http://www.w3.org/2000/svg";
-const LANE = 26, GAP = 8, LABEL = 56, AXIS = 20, LEAST_PX_PER_ROUND = 4;
+const LANE = 26, GAP = 8, LABEL = 56, AXIS = 20, LEAST_PX_PER_ROUND = 4, LEAST_PX_PER_TICK = 90;
 
 function draw(name, attributes, parent) {
   const element = document.createElementNS(NS, name);
@@ -49,9 +49,11 @@ function lanes(title, rounds, span_s, width) {
   });
   const bottom = 2 * LANE + GAP + 4;
   draw("line", { class: "axis", x1: LABEL, x2: width - 4, y1: bottom, y2: bottom }, svg);
-  for (let tick = 0; tick <= 4; tick++) {
-    const at = { x: x(first + (tick / 4) * span_s), y: bottom + 13, "text-anchor": ["start", "middle", "middle", "middle", "end"][tick] };
-    draw("text", at, svg).textContent = `${((1000 * span_s * tick) / 4).toFixed(0)} ms`;
+  const last = Math.min(4, Math.max(1, Math.floor((width - LABEL) / LEAST_PX_PER_TICK)));
+  for (let tick = 0; tick <= last; tick++) {
+    const anchor = tick === 0 ? "start" : tick === last ? "end" : "middle";
+    const at = { x: x(first + (tick / last) * span_s), y: bottom + 13, "text-anchor": anchor };
+    draw("text", at, svg).textContent = `${((1000 * span_s * tick) / last).toFixed(0)} ms`;
   }
   return svg;
 }

@@ -32,11 +32,7 @@ function showState(isBusy) {
   if (isBusy) field("fault").textContent = "";
 }
 
-/** List the stored conversations, and remember the open one for a reload of this tab. */
-function listConversations() {
-  sessionStorage.setItem("betoken.open", chat.conversation.id);
-  showConversations(field("conversations"), chat.conversation.id, { open, remove });
-}
+const listConversations = () => showConversations(field("conversations"), chat.conversation.id, { open, remove });
 
 const chat = new Chat(field("turns"), {
   measure,
@@ -99,7 +95,6 @@ panels.begin();
 panels.beginTheme();
 settings.begin();
 followColours();
-chat.open(load(sessionStorage.getItem("betoken.open")));
 listConversations();
 field("ask").addEventListener("submit", submit);
 field("question").addEventListener("keydown", sendByEnter);
