@@ -9,10 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.router.responses import finish_of
-from betoken.router.round.events import Finished
-from betoken.router.round.stats import SpeculationCounts
-from betoken.router.text.answer import FinishReason
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc import fast_wake
 from betoken.testing.fake_model import FakeModel
@@ -273,21 +269,6 @@ async def test_nothing_beyond_an_answers_end_is_counted(
     assert stats.num_draft_tokens >= sum(stats.num_drafted_per_position) >= stats.num_accepted_tokens
     assert stats.num_verify_forwards < 4 or mode == "off"
     await cluster.until_idle()
-
-
-def test_every_speculation_count_is_sent_in_its_own_field() -> None:
-    counts, names = SpeculationCounts(), pb.SpeculationStats.DESCRIPTOR.fields_by_name.keys()
-    counts.add_round(round_ns=1000, draft_queue_ns=1, draft_forward_ns=1, verify_ns=1)  # overhead 997
-    for number, name in enumerate(names):
-        if name not in ("router_overhead_p50_ns", "num_failed_drafts", "num_failed_drafts_by_reason", "policy"):
-            setattr(counts, name, [number] if name.endswith("_per_position") else number)
-    counts.num_failed_drafts_by_reason.update(timeout=50, lost=51)
-    counts.policy = pb.SpeculationPolicy(reason="on")
-    finish = finish_of(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
-    for name in names:
-        assert getattr(finish.speculation, name) == getattr(counts, name), name
-    assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)
-    assert (finish.queue_ns, finish.time_to_first_token_ns, finish.duration_ns) == (5, 6, 7)
 
 
 async def test_rounds_whose_draft_was_empty_count_as_rounds(make_cluster: MakeCluster) -> None:

@@ -20,6 +20,7 @@ from betoken.router.scopes import final_status
 from betoken.router.text.answer import FinishReason
 from betoken.router.workers.worker_metrics import observe_workers
 from betoken.rpc import telemetry
+from betoken.v1.generation_pb2 import SpeculationStats
 from betoken.v1.types_pb2 import Load
 from tests.router.harness import MakeCluster, request
 
@@ -94,11 +95,11 @@ def points(reader: InMemoryMetricReader, label: str | None = None) -> list[tuple
 
 
 def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricReader) -> None:
-    counts = SpeculationCounts(num_emitted_tokens=15, num_failovers=1, num_cached_tokens=2)
-    counts.num_failed_drafts_by_reason.update(timeout=2, fault=1)
+    counts = SpeculationCounts(SpeculationStats(num_emitted_tokens=15, num_failovers=1), num_cached_tokens=2)
     counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
+    counts.end({"timeout": 2, "fault": 1})
     metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
     metrics.ended(record(counts))
     reported = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -160,24 +160,12 @@ class GenerateForm(Connection):
 
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=_biases(self.logit_bias or []),
-            seed=self.seed,
-            max_new_tokens=self.max_new_tokens,
-            min_new_tokens=self.min_new_tokens,
-            stop=self.stop or None,
-            stop_token_ids=self.stop_token_id or None,
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+        values = vars(self) | {
+            "logit_bias": _biases(self.logit_bias or []),
+            "stop": self.stop or None,
+            "stop_token_ids": self.stop_token_id or None,
+        }
+        return Sampling(**{field.name: values[field.name] for field in fields(Sampling)})
 
     def speculation(self) -> Speculation:
         """How to speculate.

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from betoken.client.config import VerificationMode
+from betoken.client.from_message import from_message
 from betoken.client.modes import FROM_PROTO
 from betoken.client.piece import Logprobs, Piece, Token
 from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.v1 import generation_pb2 as pb
-
-_NS = 1e-9
 
 
 class FinishReason(StrEnum):
@@ -118,30 +117,8 @@ class SpeculationStats:
 
     @classmethod
     def from_proto(cls, message: pb.SpeculationStats) -> SpeculationStats:
-        return cls(
-            num_drafts=message.num_drafts,
-            num_draft_tokens=message.num_draft_tokens,
-            num_accepted_tokens=message.num_accepted_tokens,
-            num_accepted_per_position=tuple(message.num_accepted_per_position),
-            num_drafted_per_position=tuple(message.num_drafted_per_position),
-            num_verify_forwards=message.num_verify_forwards,
-            num_emitted_tokens=message.num_emitted_tokens,
-            draft_forward_s=message.draft_forward_ns * _NS,
-            draft_queue_s=message.draft_queue_ns * _NS,
-            verify_forward_s=message.verify_forward_ns * _NS,
-            verify_queue_s=message.verify_queue_ns * _NS,
-            round_s=message.round_ns * _NS,
-            num_failed_drafts=message.num_failed_drafts,
-            num_failovers=message.num_failovers,
-            router_overhead_p50_s=message.router_overhead_p50_ns * _NS,
-            num_rounds=message.num_rounds,
-            first_draft_forward_s=message.first_draft_forward_ns * _NS,
-            num_draft_forwards=message.num_draft_forwards,
-            num_accepted_prediction_tokens=message.num_accepted_prediction_tokens,
-            num_rejected_prediction_tokens=message.num_rejected_prediction_tokens,
-            num_failed_drafts_by_reason=dict(message.num_failed_drafts_by_reason),
-            policy=SpeculationPolicy.from_proto(message.policy) if message.HasField("policy") else None,
-        )
+        policy = from_message(SpeculationPolicy, message.policy) if message.HasField("policy") else None
+        return from_message(cls, message, policy=policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +135,7 @@ class Detokenized:
 
     @classmethod
     def from_proto(cls, message: pb.DetokenizeResponse) -> Detokenized:
-        return cls(message.text, tuple(message.pieces))
+        return from_message(cls, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +166,11 @@ class PartialAnswer:
 
     @classmethod
     def from_proto(cls, start: pb.GenerateStart, pieces: Sequence[Piece]) -> PartialAnswer:
-        return cls(
+        return from_message(
+            cls,
+            start,
             text="".join(piece.text for piece in pieces),
             tokens=tuple(token for piece in pieces for token in piece.tokens),
-            prompt_ids=tuple(start.prompt_ids),
-            seed=start.seed,
-            model=start.model,
-            system_fingerprint=start.system_fingerprint,
         )
 
 
@@ -253,24 +228,16 @@ class Completion:
         num_resumes: int,
         prompt_logprobs: tuple[Logprobs | None, ...] = (),
     ) -> Completion:
-        usage = finish.usage
-        return cls(
+        return from_message(
+            cls,
+            start,
+            finish,
             text="".join(piece.text for piece in pieces),
             tokens=tuple(token for piece in pieces for token in piece.tokens),
             finish_reason=_FINISH_REASONS.get(finish.reason, FinishReason.UNKNOWN),
-            stop=finish.stop,
-            usage=Usage(usage.prompt_tokens, usage.output_tokens, usage.cached_prompt_tokens),
+            usage=from_message(Usage, finish.usage),
             speculation=SpeculationStats.from_proto(finish.speculation),
-            prompt_ids=tuple(start.prompt_ids),
-            seed=start.seed,
-            model=start.model,
-            system_fingerprint=start.system_fingerprint,
-            request_id=start.request_id,
-            drafter=start.drafter,
             mode=FROM_PROTO.get(start.mode, VerificationMode.COUPLED),
             num_resumes=num_resumes,
-            queue_s=finish.queue_ns * _NS,
-            time_to_first_token_s=finish.time_to_first_token_ns * _NS,
-            duration_s=finish.duration_ns * _NS,
             prompt_logprobs=prompt_logprobs,
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from betoken.client.config import Sampling, VerificationMode
+from betoken.client.from_message import from_message
 from betoken.client.modes import FROM_PROTO
 from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.common.float32 import shortest
@@ -86,33 +87,9 @@ class WorkerStatus:
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
-        hello, load = message.hello, message.load
-        return cls(
-            address=message.address,
-            state=message.state,
-            detail=message.detail,
-            role=hello.role or role,
-            worker_id=hello.worker_id,
-            model_id=hello.model_id,
-            dtype=hello.dtype,
-            weights_fingerprint=hello.weights_fingerprint,
-            tokenizer_hash=hello.tokenizer_hash,
-            max_sequences=hello.max_sequences,
-            max_draft_tokens=hello.max_draft_tokens,
-            drafters=tuple(hello.drafters),
-            supports_trees=hello.supports_trees,
-            step_costs=tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs),
-            weight_bytes=hello.weight_bytes,
-            sequence_state_bytes=hello.sequence_state_bytes,
-            snapshot_limit_bytes=hello.snapshot_limit_bytes,
-            running=load.running,
-            waiting=load.waiting,
-            free_pages=load.free_pages,
-            total_pages=load.total_pages,
-            preemptions=load.preemptions,
-            cached_tokens=load.cached_tokens,
-            snapshot_bytes=load.snapshot_bytes,
-        )
+        hello = message.hello
+        costs = tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs)
+        return from_message(cls, message, hello, message.load, role=hello.role or role, step_costs=costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +141,16 @@ class ModelInfo:
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:
-        return cls(
-            model=message.model,
-            vocab_size=message.vocab_size,
-            max_context=message.max_context,
-            eos_token_ids=tuple(message.eos_token_ids),
+        return from_message(
+            cls,
+            message,
             default_sampling=_sampling(message.default_sampling),
-            drafters=tuple(message.drafters),
-            default_drafter=message.default_drafter,
-            default_num_draft_tokens=message.default_num_draft_tokens,
             verification_modes=tuple(FROM_PROTO[mode] for mode in message.verification_modes if mode in FROM_PROTO),
             verify_workers=tuple(WorkerStatus.from_proto(worker, "verify") for worker in message.verify_workers),
             draft_workers=tuple(WorkerStatus.from_proto(worker, "draft") for worker in message.draft_workers),
-            has_chat_template=message.has_chat_template,
-            version=message.version,
-            system_fingerprint=message.system_fingerprint,
-            sources=tuple(SourceInfo(source.name, source.explains, source.colour) for source in message.sources),
-            tool_format=ToolFormat(message.tool_format.name, dict(message.tool_format.mark_ids)),
-            speculation_policies=tuple(map(SpeculationPolicy.from_proto, message.speculation_policies)),
-            requires_api_key=message.requires_api_key,
-            supports_infill=message.supports_infill,
+            sources=tuple(from_message(SourceInfo, source) for source in message.sources),
+            tool_format=from_message(ToolFormat, message.tool_format),
+            speculation_policies=tuple(from_message(SpeculationPolicy, each) for each in message.speculation_policies),
         )
 
 

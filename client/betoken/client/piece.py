@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from betoken.client.from_message import from_message
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
 
@@ -28,7 +29,6 @@ class TokenOrigin(StrEnum):
     """An origin that this client does not know."""
 
 
-_NS = 1e-9
 _ORIGINS: Mapping[int, TokenOrigin] = {
     types_pb2.TOKEN_ORIGIN_ACCEPTED: TokenOrigin.ACCEPTED,
     types_pb2.TOKEN_ORIGIN_RECOVERED: TokenOrigin.RECOVERED,
@@ -96,17 +96,7 @@ class RoundTimes:
 
     @classmethod
     def from_proto(cls, message: pb.RoundTimes) -> RoundTimes:
-        return cls(
-            num_tokens=message.num_tokens,
-            num_draft_tokens=message.num_draft_tokens,
-            num_accepted_tokens=message.num_accepted_tokens,
-            begin_s=message.begin_ns * _NS,
-            duration_s=message.duration_ns * _NS,
-            draft_queue_s=message.draft_queue_ns * _NS,
-            draft_forward_s=message.draft_forward_ns * _NS,
-            verify_queue_s=message.verify_queue_ns * _NS,
-            verify_forward_s=message.verify_forward_ns * _NS,
-        )
+        return from_message(cls, message)
 
 
 @dataclass(frozen=True, slots=True)

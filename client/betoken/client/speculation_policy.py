@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from betoken.v1 import generation_pb2 as pb
-
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPolicy:
@@ -23,15 +21,3 @@ class SpeculationPolicy:
     """Expected speed with drafts over the speed without; 0 = not known yet."""
     reason: str
     """For example "off: expected 0.8 of decoding without speculation"."""
-
-    @classmethod
-    def from_proto(cls, message: pb.SpeculationPolicy) -> SpeculationPolicy:
-        return cls(
-            message.drafter,
-            message.is_attached,
-            message.is_sampled,
-            message.has_prediction,
-            message.is_on,
-            message.expected_speedup,
-            message.reason,
-        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -46,6 +47,7 @@ Many: TypeAlias = Annotated[list[ItemT], _StopAtFirst()]
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 1024
 _MAX_DRAFTER_SETTINGS = 32
+_SAMPLING_NAMES = [field.name for field in fields(Sampling)]
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 UNKNOWN_FIELD = "is not a known field"
@@ -239,22 +241,17 @@ class GenerationBody(Body):
         self, *, max_new_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
     ) -> Sampling:
         """For the SDK, without a seed."""
+        same = {name: getattr(self, name) for name in _SAMPLING_NAMES if name in type(self).model_fields}
         return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=None if self.logit_bias is None else {int(k): v for k, v in self.logit_bias.items()},
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=self.min_tokens,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            **same
+            | {
+                "logit_bias": None if self.logit_bias is None else {int(k): v for k, v in self.logit_bias.items()},
+                "seed": None,
+                "max_new_tokens": max_new_tokens,
+                "min_new_tokens": self.min_tokens,
+                "logprobs": logprobs,
+                "prompt_logprobs": prompt_logprobs,
+            }
         )
 
     def first_seed(self) -> int:

@@ -13,9 +13,9 @@ from betoken.common import names
 from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.request_scope import OK, RequestScope
-from betoken.router.round.stats import SpeculationCounts
 from betoken.router.spans import kind_attributes
 from betoken.rpc import telemetry
+from betoken.v1.generation_pb2 import SpeculationStats
 
 
 class RequestMetrics:
@@ -79,7 +79,7 @@ class RequestMetrics:
             decode_ns = scope.duration_ns - scope.first_token_ns
             self._per_token.record(decode_ns / 1e9 / (scope.num_sent - 1), attributes)
         if scope.request is not None:
-            self._speculated(counts, scope.drafter)
+            self._speculated(counts.stats, scope.drafter)
 
     def refused(self, scope: RequestScope) -> None:
         """Count a call that was refused before its message was read."""
@@ -98,16 +98,16 @@ class RequestMetrics:
             self._tenants.add(tenant)
         return tenant if tenant in self._tenants else names.OTHER
 
-    def _speculated(self, counts: SpeculationCounts, drafter: str) -> None:
+    def _speculated(self, stats: SpeculationStats, drafter: str) -> None:
         attributes = {names.DRAFTER: drafter}
-        if counts.router_overhead_p50_ns:
-            self._overhead.record(counts.router_overhead_p50_ns / 1e9)
-        self._drafts.add(counts.num_drafts, attributes)
-        self._draft_tokens.add(counts.num_draft_tokens, attributes)
-        self._accepted.add(counts.num_accepted_tokens, attributes)
-        for position, num_accepted in enumerate(counts.num_accepted_per_position):
+        if stats.router_overhead_p50_ns:
+            self._overhead.record(stats.router_overhead_p50_ns / 1e9)
+        self._drafts.add(stats.num_drafts, attributes)
+        self._draft_tokens.add(stats.num_draft_tokens, attributes)
+        self._accepted.add(stats.num_accepted_tokens, attributes)
+        for position, num_accepted in enumerate(stats.num_accepted_per_position):
             self._accepted_per_position.add(num_accepted, attributes | {names.DRAFT_POSITION: position})
-        self._emitted.add(counts.num_emitted_tokens)
-        for reason, num_failed in counts.num_failed_drafts_by_reason.items():
+        self._emitted.add(stats.num_emitted_tokens)
+        for reason, num_failed in stats.num_failed_drafts_by_reason.items():
             self._failed_drafts.add(num_failed, attributes | {names.ERROR_TYPE: reason})
-        self._failovers.add(counts.num_failovers)
+        self._failovers.add(stats.num_failovers)

@@ -7,8 +7,6 @@ from betoken.router.text.answer import FinishReason
 from betoken.router.workers.fleet import Fleet
 from betoken.v1 import generation_pb2 as pb
 
-_MAX_NS = (1 << 64) - 1
-"""Range of the fields; sums of times invented by a worker may exceed it."""
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -58,7 +56,6 @@ def _tokens(event: Tokens, index: int) -> pb.GenerateResponse:
 
 def finish_of(event: Finished) -> pb.GenerateFinish:
     """The last message of an answer."""
-    counts = event.counts
     return pb.GenerateFinish(
         reason=_REASONS[event.reason],
         stop=event.stop,
@@ -67,30 +64,7 @@ def finish_of(event: Finished) -> pb.GenerateFinish:
             output_tokens=event.num_output_tokens,
             cached_prompt_tokens=event.num_cached_tokens,
         ),
-        speculation=pb.SpeculationStats(
-            num_drafts=counts.num_drafts,
-            num_draft_tokens=counts.num_draft_tokens,
-            num_accepted_tokens=counts.num_accepted_tokens,
-            num_accepted_per_position=counts.num_accepted_per_position,
-            num_drafted_per_position=counts.num_drafted_per_position,
-            num_verify_forwards=counts.num_verify_forwards,
-            num_emitted_tokens=counts.num_emitted_tokens,
-            draft_forward_ns=counts.draft_forward_ns,
-            draft_queue_ns=counts.draft_queue_ns,
-            verify_forward_ns=min(counts.verify_forward_ns, _MAX_NS),
-            verify_queue_ns=min(counts.verify_queue_ns, _MAX_NS),
-            round_ns=counts.round_ns,
-            num_failed_drafts=counts.num_failed_drafts,
-            num_failovers=counts.num_failovers,
-            router_overhead_p50_ns=counts.router_overhead_p50_ns,
-            num_rounds=counts.num_rounds,
-            first_draft_forward_ns=counts.first_draft_forward_ns,
-            num_draft_forwards=counts.num_draft_forwards,
-            num_accepted_prediction_tokens=counts.num_accepted_prediction_tokens,
-            num_rejected_prediction_tokens=counts.num_rejected_prediction_tokens,
-            num_failed_drafts_by_reason=counts.num_failed_drafts_by_reason,
-            policy=counts.policy,
-        ),
+        speculation=event.counts.stats,
         queue_ns=event.queue_ns,
         time_to_first_token_ns=event.time_to_first_token_ns,
         duration_ns=event.duration_ns,

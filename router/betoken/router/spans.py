@@ -37,7 +37,7 @@ def describe_answer(span: Span, event: Finished) -> None:
         {
             names.GEN_AI_RESPONSE_FINISH_REASONS: (event.reason.value,),
             names.GEN_AI_USAGE_OUTPUT_TOKENS: event.num_output_tokens,
-            names.NUM_ACCEPTED: event.counts.num_accepted_tokens,
+            names.NUM_ACCEPTED: event.counts.stats.num_accepted_tokens,
             names.QUEUE_MS: event.queue_ns / 1e6,
         }
     )

@@ -25,7 +25,7 @@ NEUTRAL = SamplingParams(
 )
 """Values of fields that are absent in the request and in the model's generation config."""
 
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_NAMES = tuple(field.name for field, _ in NEUTRAL.ListFields())
 
 
 def resolve_sampling(
@@ -46,7 +46,7 @@ def resolve_sampling(
     room = max_context - prompt_length
     resolved = SamplingParams()
     resolved.CopyFrom(requested)
-    for name in (*_FLOATS, "top_k", "min_new_tokens", "ignore_eos"):
+    for name in _NAMES:
         if not requested.HasField(name):
             source = defaults if defaults.HasField(name) else NEUTRAL
             setattr(resolved, name, getattr(source, name))
@@ -89,14 +89,16 @@ def sampling_fields(entry: OpenSequence) -> dict[str, Any]:
     sampling.temperature = effective_temperature(sampling.temperature)
     has_max = sampling.HasField("max_new_tokens")
     return {
-        **{name: shortest(getattr(sampling, name)) for name in _FLOATS},
-        "top_k": sampling.top_k,
+        **{name: _written(getattr(sampling, name)) for name in _NAMES},
         "logit_bias": tuple((bias.token_id, shortest(bias.bias)) for bias in sampling.logit_bias),
         "seed": sampling.seed,
         "max_new_tokens": max(1, sampling.max_new_tokens if has_max else entry.max_length - len(entry.prompt_ids)),
-        "min_new_tokens": sampling.min_new_tokens,
-        "ignore_eos": sampling.ignore_eos,
         "eos_token_ids": tuple(entry.eos_token_ids),
         "stop_token_ids": tuple(sampling.stop_token_ids),
         "num_logprobs": sampling.logprobs if sampling.HasField("logprobs") else None,
     }
+
+
+def _written(value: Any) -> Any:
+    """The decimal that a float32 was written as; other values unchanged."""
+    return shortest(value) if isinstance(value, float) else value

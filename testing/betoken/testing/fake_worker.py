@@ -14,18 +14,14 @@ from typing import Any
 
 import grpc
 
-from betoken.v1.types_pb2 import OpenSequence, WorkerHello
+from betoken.v1.types_pb2 import OpenSequence, SamplingParams, WorkerHello
 
-_NO_SETTING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "max_new_tokens",
-    "min_new_tokens",
-)
+_RESOLVED = [
+    field.name
+    for field in SamplingParams.DESCRIPTOR.fields
+    if field.has_presence and field.name not in ("logprobs", "prompt_logprobs")
+]
+"""Sampling fields that a router sets in every request."""
 LOOPBACK = "127.0.0.1"
 _starts = itertools.count(1)
 
@@ -128,7 +124,7 @@ class FakeWorker(ABC):
             self.violations.append(f"sequence id {entry.sequence_id} was used before")
         self._seen_ids.add(entry.sequence_id)
         self.opened.append(entry)
-        missing = [name for name in _NO_SETTING if not entry.sampling.HasField(name)]
+        missing = [name for name in _RESOLVED if not entry.sampling.HasField(name)]
         if missing or not entry.prompt_ids or not entry.sequence_id:
             self.violations.append(f"unresolved open: {missing}, {len(entry.prompt_ids)} prompt ids")
         if len(entry.prompt_ids) + len(entry.committed_ids) >= entry.max_length:

@@ -101,7 +101,7 @@ class RoundLoop:
             self._note_policy()
             self._speculator.close()
             self._close_session()
-            self._counts.num_failed_drafts_by_reason.update(self._speculator.failures + self._attached.failures)
+            self._counts.end(self._speculator.failures + self._attached.failures)
             self._counts.draft_workers += self._speculator.worker_ids
             self._buffer.close(failure)
 
@@ -156,8 +156,8 @@ class RoundLoop:
             verdict = await session.next_granted(self._length)
         if draft is not NO_DRAFT:
             verify_ns = verdict.queue_ns + verdict.forward_ns
-            self._counts.num_draft_forwards += draft.num_forwards
-            self._counts.add_round(time.perf_counter_ns() - asked_ns, draft.queue_ns, draft.forward_ns, verify_ns)
+            round_ns = time.perf_counter_ns() - asked_ns
+            self._counts.add_round(round_ns, draft.queue_ns, draft.forward_ns, verify_ns, draft.num_forwards)
         await self._commit(DecidedRound.of(draft, verdict))
 
     async def _draft(self) -> Draft:
@@ -183,8 +183,8 @@ class RoundLoop:
         draft = attached_draft(verdict)
         if draft is not None:
             round_ns = time.perf_counter_ns() - self._step.began_ns
-            self._counts.num_draft_forwards += draft.num_forwards
-            self._counts.add_round(round_ns, 0, draft.forward_ns, verdict.queue_ns + verdict.forward_ns)
+            verify_ns = verdict.queue_ns + verdict.forward_ns
+            self._counts.add_round(round_ns, 0, draft.forward_ns, verify_ns, draft.num_forwards)
         await self._commit(DecidedRound.of(draft or NO_DRAFT, verdict))
 
     async def _plain_step(self, session: VerifySession) -> None:
@@ -257,7 +257,7 @@ class RoundLoop:
         self._close_session()
         self._step = _Step(tells_of_drafts=False)
         is_lost = isinstance(why, SequenceLostError)
-        self._counts.num_failovers += is_lost
+        self._counts.stats.num_failovers += is_lost
         self._is_taken |= is_lost
         committed = Committed(self._answer.output_ids, self._num_received_logprobs)
         self._opened_as = self._request
@@ -278,7 +278,8 @@ class RoundLoop:
         if self._request.drafter is not None:
             is_attached = self._session is not None and self._session.is_attached
             state = self._attached.state if is_attached else self._speculator.policy_state
-            self._counts.policy = PolicyKind.of(self._request, is_attached=is_attached).message(state)
+            policy = PolicyKind.of(self._request, is_attached=is_attached).message(state)
+            self._counts.stats.policy.CopyFrom(policy)
 
     def _note_worker(self) -> None:
         if (worker_id := self._worker.id) not in self._counts.verify_workers:

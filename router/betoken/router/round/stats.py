@@ -1,44 +1,27 @@
-"""Raw counters of one request's speculation, and its workers; readers compute the rates.
+"""Counters of one request, accumulated in the message that reports them to the client.
 
-Knows lengths, durations and names only.
+Knows lengths, durations and names only; readers compute the rates.
 """
 
 from __future__ import annotations
 
 import statistics
 from array import array
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from betoken.v1.generation_pb2 import SpeculationPolicy
+from betoken.v1.generation_pb2 import SpeculationStats
+
+_MAX_NS = (1 << 64) - 1
+"""Range of the sums; times invented by a worker may exceed it."""
 
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """The effect of speculation on one request. Durations are sums over rounds, nanoseconds."""
+    """The effect of speculation on one request, and its workers."""
 
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_per_position: list[int] = field(default_factory=list)
-    num_drafted_per_position: list[int] = field(default_factory=list)
-    num_verify_forwards: int = 0
-    num_emitted_tokens: int = 0
-    draft_forward_ns: int = 0
-    draft_queue_ns: int = 0
-    verify_forward_ns: int = 0
-    verify_queue_ns: int = 0
-    round_ns: int = 0
-    num_failed_drafts_by_reason: Counter[str] = field(default_factory=Counter)
-    """Drafts that were late, invalid or failed, by reason."""
-    policy: SpeculationPolicy | None = None
-    """State of the speculation policy for the request at its end; None without a drafter, or before the end."""
-    num_failovers: int = 0
-    num_rounds: int = 0
-    first_draft_forward_ns: int = 0
-    num_draft_forwards: int = 0
-    num_accepted_prediction_tokens: int = 0
-    num_rejected_prediction_tokens: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    """Counters as the client receives them."""
     queue_ns: int | None = None
     """From the wish to be admitted to admission; None before that."""
     first_token_ns: int = 0
@@ -48,54 +31,60 @@ class SpeculationCounts:
     verify_workers: list[str] = field(default_factory=list)
     """Ids of the workers that had it open, in their order, each once."""
     draft_workers: list[str] = field(default_factory=list)
-    """Draft tokens taken from the prediction that were rejected."""
+    """Ids of the draft workers that had it open, in their order, each once."""
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
-
-    @property
-    def num_failed_drafts(self) -> int:
-        """Drafts that were late, invalid or failed."""
-        return self.num_failed_drafts_by_reason.total()
-
-    @property
-    def router_overhead_p50_ns(self) -> int:
-        """Median over drafted rounds of the time neither worker accounts for; 0 without such rounds."""
-        return round(statistics.median(self._overheads_ns)) if self._overheads_ns else 0
+    """For each drafted round the time that neither worker accounts for."""
 
     def add_forward(self, num_emitted: int, queue_ns: int, forward_ns: int) -> None:
-        """A verify forward, and how many of its tokens are the answer's."""
-        self.num_verify_forwards += 1
-        self.num_emitted_tokens += num_emitted
-        self.verify_queue_ns += queue_ns
-        self.verify_forward_ns += forward_ns
+        """Count a verify forward, and how many of its tokens are part of the answer."""
+        stats = self.stats
+        stats.num_verify_forwards += 1
+        stats.num_emitted_tokens += num_emitted
+        stats.verify_queue_ns = min(_MAX_NS, stats.verify_queue_ns + queue_ns)
+        stats.verify_forward_ns = min(_MAX_NS, stats.verify_forward_ns + forward_ns)
 
     def add_draft(self, num_draft_tokens: int, depth: int, num_accepted: int) -> None:
-        """A verified draft block of at least one token, and how many of its tokens are in the answer.
+        """Count a verified draft of at least one token, and how many of its tokens are part of the answer.
 
         `depth` < `num_draft_tokens` for a tree with branches.
         """
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
-        self.num_accepted_tokens += num_accepted
-        missing = depth - len(self.num_drafted_per_position)
+        stats = self.stats
+        stats.num_drafts += 1
+        stats.num_draft_tokens += num_draft_tokens
+        stats.num_accepted_tokens += num_accepted
+        drafted, accepted = stats.num_drafted_per_position, stats.num_accepted_per_position
+        missing = depth - len(drafted)
         if missing > 0:
-            self.num_drafted_per_position += [0] * missing
-            self.num_accepted_per_position += [0] * missing
+            drafted.extend([0] * missing)
+            accepted.extend([0] * missing)
         for position in range(depth):
-            self.num_drafted_per_position[position] += 1
+            drafted[position] += 1
         for position in range(num_accepted):
-            self.num_accepted_per_position[position] += 1
+            accepted[position] += 1
 
     def add_predicted(self, num_tokens: int, num_accepted: int) -> None:
-        """Draft tokens of a verified block that the request expects, and how many of them are in the answer."""
-        self.num_accepted_prediction_tokens += num_accepted
-        self.num_rejected_prediction_tokens += num_tokens - num_accepted
+        """Count the draft tokens taken from the prediction, and how many of them are part of the answer."""
+        self.stats.num_accepted_prediction_tokens += num_accepted
+        self.stats.num_rejected_prediction_tokens += max(0, num_tokens - num_accepted)
 
-    def add_round(self, round_ns: int, draft_queue_ns: int, draft_forward_ns: int, verify_ns: int) -> None:
-        """A round that asked for a draft and got one: from asking to the verdict."""
-        if not self.num_rounds:
-            self.first_draft_forward_ns = draft_forward_ns
-        self.num_rounds += 1
-        self.round_ns += round_ns
-        self.draft_queue_ns += draft_queue_ns
-        self.draft_forward_ns += draft_forward_ns
+    def add_round(
+        self, round_ns: int, draft_queue_ns: int, draft_forward_ns: int, verify_ns: int, num_draft_forwards: int = 0
+    ) -> None:
+        """Count a round with a response to its draft request, from the request to the verification result."""
+        stats = self.stats
+        if not stats.num_rounds:
+            stats.first_draft_forward_ns = draft_forward_ns
+        stats.num_rounds += 1
+        stats.num_draft_forwards += num_draft_forwards
+        stats.round_ns += round_ns
+        stats.draft_queue_ns += draft_queue_ns
+        stats.draft_forward_ns += draft_forward_ns
         self._overheads_ns.append(max(0, round_ns - draft_queue_ns - draft_forward_ns - verify_ns))
+
+    def end(self, failed_drafts: Mapping[str, int]) -> None:
+        """Set the statistics that are known at the end; `failed_drafts`: number of failed drafts by reason."""
+        stats = self.stats
+        stats.num_failed_drafts_by_reason.update(failed_drafts)
+        stats.num_failed_drafts = sum(failed_drafts.values())
+        if self._overheads_ns:
+            stats.router_overhead_p50_ns = round(statistics.median(self._overheads_ns))

@@ -26,6 +26,7 @@ from betoken.router.workers.draft_session import (
 )
 from betoken.router.workers.worker import Worker, WorkerOptions
 from betoken.rpc.link import DraftLink, LinkCallbacks
+from betoken.rpc.sampling import NEUTRAL, resolve_sampling
 from betoken.rpc.validation import validate_frame
 from betoken.v1.draft_pb2 import Commit, DraftLinkResponse, DraftRequest
 from betoken.v1.types_pb2 import (
@@ -39,18 +40,13 @@ from betoken.v1.types_pb2 import (
 _log = logging.getLogger(__name__)
 _PROBE_IDS = (0,)
 _PROBE_MAX_LENGTH = 8
-_PROBE_SAMPLING = SamplingParams(
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
+_PROBE_SAMPLING = resolve_sampling(
+    SamplingParams(temperature=0.0, seed=0, max_new_tokens=_PROBE_MAX_LENGTH - len(_PROBE_IDS), ignore_eos=True),
+    NEUTRAL,
     seed=0,
-    max_new_tokens=_PROBE_MAX_LENGTH - len(_PROBE_IDS),
-    min_new_tokens=0,
-    ignore_eos=True,
+    prompt_length=len(_PROBE_IDS),
+    max_context=_PROBE_MAX_LENGTH,
+    vocab_size=1,
 )
 
 

@@ -1,0 +1,35 @@
+"""Counters of one request, and the message that reports them."""
+
+from __future__ import annotations
+
+from betoken.router.responses import finish_of
+from betoken.router.round.events import Finished
+from betoken.router.round.stats import SpeculationCounts
+from betoken.router.text.answer import FinishReason
+from betoken.v1 import generation_pb2 as pb
+
+
+def test_the_finish_message_reports_the_counters_as_they_were_accumulated() -> None:
+    counts = SpeculationCounts(pb.SpeculationStats(num_failovers=3, policy=pb.SpeculationPolicy(reason="on")))
+    counts.add_round(1000, draft_queue_ns=1, draft_forward_ns=2, verify_ns=1, num_draft_forwards=4)
+    counts.add_draft(num_draft_tokens=6, depth=2, num_accepted=1)
+    counts.end({"timeout": 50, "lost": 51})
+    finish = finish_of(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
+    assert finish.speculation == pb.SpeculationStats(
+        **{"num_rounds": 1, "round_ns": 1000, "draft_queue_ns": 1, "draft_forward_ns": 2, "first_draft_forward_ns": 2},
+        **{"num_draft_forwards": 4, "router_overhead_p50_ns": 996, "num_failovers": 3, "num_failed_drafts": 101},
+        **{"num_drafts": 1, "num_draft_tokens": 6, "num_accepted_tokens": 1},
+        num_drafted_per_position=[1, 1],
+        num_accepted_per_position=[1, 0],
+        num_failed_drafts_by_reason={"timeout": 50, "lost": 51},
+        policy=pb.SpeculationPolicy(reason="on"),
+    )
+    assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)
+    assert (finish.queue_ns, finish.time_to_first_token_ns, finish.duration_ns) == (5, 6, 7)
+
+
+def test_times_that_a_worker_invents_stop_at_the_range_of_their_statistics() -> None:
+    counts = SpeculationCounts()
+    for _ in range(2):
+        counts.add_forward(1, queue_ns=2**64 - 1, forward_ns=2**64 - 2)
+    assert (counts.stats.verify_queue_ns, counts.stats.verify_forward_ns) == (2**64 - 1, 2**64 - 1)
