@@ -1,0 +1,21 @@
+"""CONTRIBUTING lists the files that a sampling field is written in by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.import_graph import FILES, ROOT
+
+ELSEWHERE = {"CHANGELOG.md"}
+"""Listed files that need not name a field by its name."""
+
+
+def test_contributing_lists_the_files_that_name_a_sampling_field() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a request field")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+    sources = [path for package, path in FILES if package not in ("bench", "training")]
+    pages: list[Path] = [*ROOT.glob("protos/**/*.proto"), *(ROOT / "docs").glob("*.md")]
+    named = {str(path.relative_to(ROOT)) for path in (*sources, *pages) if "presence_penalty" in path.read_text()}
+    assert named <= listed
+    assert listed <= named | ELSEWHERE and len(listed) + 1 <= 12
