@@ -35,7 +35,12 @@ from tests.router.harness import CHAT_TEMPLATE, byte_tokenizer_json, router_sett
 
 VOCAB_SIZE = 272
 # However slow the machine and whatever a drafter does, the router goes on asking it.
-PATIENCE: dict[str, Any] = {"draft_timeout_s": 60.0, "first_draft_timeout_s": 60.0, "max_draft_failures": 1000}
+PATIENCE: dict[str, Any] = {
+    "draft_timeout_s": 60.0,
+    "first_draft_timeout_s": 60.0,
+    "max_draft_failures": 1000,
+    "drafts_must_pay": False,
+}
 ENGINE: dict[str, Any] = {"dtype": "float32", "threads": 1, "compile": "off", "num_pages": 256}
 
 
