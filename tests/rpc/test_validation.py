@@ -274,7 +274,7 @@ REFUSED_OPENS = [
     ({"sampling": SamplingParams()}, "open.sampling.seed = absent"),
     ({"sampling": SamplingParams(seed=1, min_new_tokens=7)}, "open.sampling.min_new_tokens = 7: must be 0 to 6"),
     ({"mode": 4}, "open.mode = 4: must be one of 0, 1, 2, 3"),
-    ({"eos_token_ids": range(66)}, "open.eos_token_ids = 66 entries: must be at most 65"),
+    ({"eos_token_ids": range(81)}, "open.eos_token_ids = 81 entries: must be at most 80"),
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
     ({"drafter": DrafterChoice(name="d" * 257)}, "open.drafter.name = 257 bytes"),
