@@ -57,11 +57,16 @@ SIGNATURES = (
     TemplateSignature("qwen3_coder", _TOOL_CALL, ("<tool_call>", "<function=")),
     TemplateSignature("mistral_named", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), ("[TOOL_CALLS]", "[ARGS]")),
     TemplateSignature("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
-    TemplateSignature("granite", ("<|tool_call|>",), ("<|tool_call|>",)),
+    TemplateSignature("granite", ("<|tool_call|>",), ("<|tool_call|>",), ("<|/tool_call|>",)),
     TemplateSignature("hunyuan", ("<tool_calls>", "</tool_calls>"), ("<tool_calls>",), ("<tool_call>", "<arg_key>")),
     TemplateSignature("nemotron", ("<TOOLCALL>", "</TOOLCALL>"), ("<TOOLCALL>",)),
     TemplateSignature("phi4_mini", (), ("functools",)),
-    TemplateSignature("hermes", _TOOL_CALL, ("<tool_call>",), ("<tool_calls>", "<arg_key>", "<function", "<invoke")),
+    TemplateSignature(
+        "hermes",
+        _TOOL_CALL,
+        ("<tool_call>",),
+        ("<tool_calls>", "<arg_key>", "<function=", "<function ", "<function>", "<invoke"),  # not "<function-name>"
+    ),
     TemplateSignature("llama", ("<|python_tag|>",), ("<|python_tag|>",)),
     TemplateSignature("llama", ("<|python_tag|>",), ("<|start_header_id|>", "parameters")),
 )

@@ -202,6 +202,17 @@ def test_a_templates_format_is_found_by_what_it_writes(name: str) -> None:
     assert tool_format(TEMPLATES[name], {}).name == name
 
 
+def test_the_hermes_format_is_found_in_the_templates_of_qwen() -> None:
+    """They describe a call to the model with a placeholder that looks like a tag."""
+    described = '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>'
+    assert tool_format(f'{{{{- "{described}" }}}}{TEMPLATES["hermes"]}', {}).name == "hermes"
+
+
+def test_a_call_between_marks_of_phi_4_mini_is_not_taken_for_granite() -> None:
+    template = "{{- '<|tool_call|>' + (tool_call['function'] | tojson) + '<|/tool_call|>' -}}"
+    assert tool_format(template, {}).name == ""
+
+
 def test_a_templates_marks_have_ids_if_they_are_special_tokens() -> None:
     assert tool_format("plain", {"<tool_call>": 7}) == ToolFormatMessage()
     assert dict(tool_format("[TOOL_CALLS]", {"[TOOL_CALLS]": 9}).mark_ids) == {"[TOOL_CALLS]": 9}
