@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from betoken.engine.cpu.row_elementwise import one_torch_thread
-from betoken.engine.cpu.row_linear import BlockProducts
+from betoken.engine.reference.block_linear import BlockProducts
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import weakref
 
 from torch import Tensor, nn
 
-from betoken.engine.cpu.row_linear import replace_linears
+from betoken.engine.weights.layers import replace_linears
 
 
 def test_weights_of_a_replaced_layer_are_freed_during_the_load() -> None:

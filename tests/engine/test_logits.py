@@ -42,7 +42,7 @@ def test_logits_are_the_sums_of_the_last_product(
 ) -> None:
     if not has_kernels:
         monkeypatch.setattr("betoken.engine.bring_up.prepare.load_cpu_kernels", lambda cache_dir: None)
-        monkeypatch.setattr("betoken.engine.cpu.row_linear._WIDENED_OUTPUTS", 40)  # of 101
+        monkeypatch.setattr("betoken.engine.reference.block_linear._WIDENED_OUTPUTS", 40)  # of 101
     directory = save_tiny(tmp_path, family)
     config = EngineConfig(directory, dtype=dtype, num_pages=16, compile="off", self_check=False)  # type: ignore[arg-type]
     path = tmp_path / "config.json"

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from betoken.common.gguf import read_header
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
-from betoken.engine.quantize import quantize
 from betoken.engine.weights.fingerprint import read_headers
+from betoken.engine.weights.quantize import quantize
 from tests.engine.gguf_files import tiny_model, write_gguf
 from tests.engine.tiny import save_tiny
 

@@ -13,12 +13,12 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from betoken.engine import quantize as module
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.quantize import main, quantize
+from betoken.engine.weights import quantize as module
 from betoken.engine.weights.layers import GroupedLinear
 from betoken.engine.weights.loading import load_model
+from betoken.engine.weights.quantize import main, quantize
 from tests.engine.gguf_files import tiny_model, write_gguf
 from tests.engine.tiny import save_tiny
 

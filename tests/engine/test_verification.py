@@ -8,11 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
-from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampler.draft_probs import sample_drafts
+from betoken.engine.sampler.verification import BlockGroup, TypicalBounds, VerificationMode, verify_blocks
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import BlockGroup, TypicalBounds, VerificationMode, verify_blocks
 from betoken.kernels.sample import token_logprobs
 
 PARAMS = SamplingParams(temperature=0.9, top_k=30, min_new_tokens=4, eos_token_ids=(1,), presence_penalty=0.4, seed=3)

@@ -8,13 +8,13 @@ import pytest
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
-from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
+from betoken.engine.sampler.draft_probs import sample_drafts
+from betoken.engine.sampler.verification import BlockGroup, VerificationMode, verify_blocks
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
 from betoken.engine.tree import KeptPath
-from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 from tests.engine.tiny import save_tiny
 from tests.kernels.variants import recorded_variants
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from betoken.engine.sampler import SampleGroup
+from betoken.engine.sampler.verification import BlockGroup, VerificationMode, verify_blocks
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 from betoken.kernels.expert_linear import expert_linear
 from tests.kernels.variants import recorded_variants
 

@@ -4,8 +4,8 @@ import time
 
 from opentelemetry.trace import INVALID_SPAN
 
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.engine.sampling import SamplingParams
-from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.commands import Close
 from betoken.verify_worker.commands import Grant, Open, Rounds, Verify

@@ -4,7 +4,7 @@ import pytest
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.ngram.drafter import NgramDrafter
-from betoken.engine.verification import VerificationMode as Mode
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.rpc.link.commands import Close
 from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter, bench_with
 

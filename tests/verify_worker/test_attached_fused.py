@@ -8,7 +8,7 @@ from betoken.drafters.fused.drafter import FusedDrafter
 from betoken.drafters.host.feed import CommittedRows, FeatureFeed
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.drafters.registry import check_attached
-from betoken.engine.verification import VerificationMode as Mode
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.verify_worker.attached import AttachedDrafters
 from tests.verify_worker.harness import Bench
 from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter

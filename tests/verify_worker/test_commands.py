@@ -7,8 +7,8 @@ import random
 import pytest
 
 from betoken.drafters.ngram.drafter import NgramDrafter
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.link.commands import CloseLink, TellLoad
 from betoken.verify_worker.attached import AttachedDrafters
 from tests.verify_worker.harness import STEP, Bench

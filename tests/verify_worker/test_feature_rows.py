@@ -6,7 +6,7 @@ import pytest
 
 from betoken.drafters.drafter import Drafted
 from betoken.drafters.host.feed import FeatureFeed
-from betoken.engine.verification import VerificationMode as Mode
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.verify_worker.attached import AttachedDrafters
 from tests.verify_worker.harness import Bench
 from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter

@@ -10,8 +10,8 @@ from betoken.common.errors import (
     InvalidArgumentError,
 )
 from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode as Mode
 from betoken.rpc.link.commands import Close
 from tests.verify_worker.harness import EOS, Bench
 

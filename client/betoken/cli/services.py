@@ -31,7 +31,7 @@ CHECK_KEYS_NEEDS = (CHECK_KEYS_MODULE, "pydantic_settings")
 TRAINING_MODULE = "betoken.training"
 TRAINING_NEEDS = (TRAINING_MODULE, "matplotlib", "torch", "transformers")
 """Packages of the recipes, which exist only in a checkout."""
-QUANTIZE_MODULE = "betoken.engine.quantize"
+QUANTIZE_MODULE = "betoken.engine.weights.quantize"
 QUANTIZE_NEEDS = (QUANTIZE_MODULE, "torch", "transformers")
 """Packages for rounding a checkpoint."""
 DRAFT_NEEDS = (DRAFT_MODULE, "pydantic_settings")

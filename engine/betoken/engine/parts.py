@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from betoken.engine.cpu.row_linear import MakeLinear
+MakeLinear = Callable[[Tensor, Tensor | None, bool], nn.Module]
+"""weight [N, K], bias [N] or None, whether the result is the float32 sums -> the layer's replacement."""
 
 
 class ModelParts:

@@ -12,10 +12,10 @@ import transformers
 
 from betoken.engine.batch import Batch, Segment, build_batch, note_applied, state_columns
 from betoken.engine.forward import Forward, StepOutput
+from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
-from betoken.engine.weights.loading import ModelInfo
 
 
 class ModelRunner:

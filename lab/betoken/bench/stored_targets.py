@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from betoken.common.gguf import read_header
 from betoken.engine.config import EngineConfig
-from betoken.engine.quantize import quantize
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.layers import GroupedLinear
 from betoken.engine.weights.loading import load_model
+from betoken.engine.weights.quantize import quantize
 from betoken.engine.whole_folder import whole_folder
 
 GGUF_Q4_1 = "gguf-q4_1"

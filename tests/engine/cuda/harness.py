@@ -8,13 +8,13 @@ from transformers import AutoModelForCausalLM
 from betoken.engine.attention import register_attention
 from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.bring_up.examine import _probe
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.mixers import replace_mixers
-from betoken.engine.reference_forward import ReferenceForward
+from betoken.engine.reference.forward import ReferenceForward
+from betoken.engine.weights.layers import replace_linears
 from tests.engine.tiny import MIXTURES, save_tiny
 
 NUM_PAGES = 24

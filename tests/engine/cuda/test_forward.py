@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM
 from betoken.engine.attention import register_attention
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.examine import _probe
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.buckets import bucket_sizes
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.kv_pool import KvPool
+from betoken.engine.weights.layers import replace_linears
 from tests.engine.cuda.harness import MAX_CONTEXT, NUM_PAGES, PAGE_SIZE, FakeRecorder, batches, load
 from tests.engine.tiny import CONFIGS, save_tiny
 

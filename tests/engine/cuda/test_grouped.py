@@ -12,7 +12,6 @@ from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.examine import _probe
 from betoken.engine.compiled import trace_call
 from betoken.engine.config import EngineConfig
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda import forward as cuda_forward
 from betoken.engine.cuda.compiled import join_linears
 from betoken.engine.cuda.forward import CudaForward
@@ -22,7 +21,8 @@ from betoken.engine.cuda.row_linear import RowGroupedLinear, RowLinear, find_row
 from betoken.engine.forward import ModelCall
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.mixers import replace_mixers
-from betoken.engine.reference_forward import ReferenceForward
+from betoken.engine.reference.forward import ReferenceForward
+from betoken.engine.weights.layers import replace_linears
 from betoken.engine.weights.loading import load_model
 from tests.engine import quantized_files as files
 from tests.engine.cuda.harness import MAX_CONTEXT, NUM_PAGES, PAGE_SIZE, batches

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda import row_experts
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence
+from betoken.engine.weights.layers import replace_linears
 from tests.engine.tiny import CONFIGS, MIXTURES
 
 

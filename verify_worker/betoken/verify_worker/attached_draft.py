@@ -6,7 +6,7 @@ from dataclasses import replace
 from betoken.common.names import PREDICTION
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.host.hosted import Answer
-from betoken.engine.verification import VerificationMode
+from betoken.engine.sampler.verification import VerificationMode
 from betoken.verify_worker.sequence import AttachedDecision, AttachedRound, Block, VerifySequence
 
 

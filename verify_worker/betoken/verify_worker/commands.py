@@ -7,9 +7,9 @@ from typing import NamedTuple
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from betoken.engine.rules.grammar import GrammarRule
+from betoken.engine.sampler.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.rpc.link.commands import TableCommand
 from betoken.rpc.link.worker_load import SequenceKey
 

@@ -18,7 +18,7 @@ from betoken.common.errors import (
 from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.runner import ModelRunner
-from betoken.engine.verification import VerificationMode
+from betoken.engine.sampler.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.link.sequence_table import SequenceTable, TableSink
 from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad

@@ -11,9 +11,9 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.engine.rules.grammar import GrammarRule
 from betoken.engine.rules.prompt import Prompt
 from betoken.engine.sampler import TokenLogprob
+from betoken.engine.sampler.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import PAPERS_BOUNDS, TypicalBounds, VerificationMode
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.link import LinkPeer
 from betoken.rpc.link.worker_entries import (

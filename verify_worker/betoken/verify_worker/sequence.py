@@ -9,9 +9,9 @@ from betoken.common.tree import longest_path
 from betoken.engine.page_table import Found
 from betoken.engine.rules.sequence_rules import SequenceRules
 from betoken.engine.sampler import TokenLogprob
+from betoken.engine.sampler.verification import VerificationMode
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.sparse_probs import SparseProbs
-from betoken.engine.verification import VerificationMode
 from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.commands import PLAIN, Open, Rounds
 

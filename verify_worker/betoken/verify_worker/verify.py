@@ -15,8 +15,8 @@ from betoken.drafters.host.feed import CommittedRows
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup
+from betoken.engine.sampler.verification import BlockGroup, Verified, verify_blocks
 from betoken.engine.tree import KeptPath
-from betoken.engine.verification import BlockGroup, Verified, verify_blocks
 from betoken.verify_worker.attached_draft import take_attached
 from betoken.verify_worker.prompt_logprobs import PromptPart, block_logits, prompt_logprobs_of
 from betoken.verify_worker.scheduler import Work

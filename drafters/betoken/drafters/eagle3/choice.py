@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.sampler import SampleGroup, perturbed_top
+from betoken.engine.sampler.draft_probs import sample_drafts
 from betoken.engine.sparse_probs import SparseProbs
 
 Children = tuple[list[int], list[float]]

@@ -23,11 +23,11 @@ from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.forward import CpuContext
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.step_inputs import StepInputs
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
+from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.cpu import CPU_DTYPES, CpuCache, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_par
 from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
 from betoken.drafters.shared_pages import IdlePages, SharedPages
-from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
+from betoken.engine.sampler.draft_probs import sample_drafts
 from betoken.kernels.accept import accept_block
 
 SOURCE = "model"

@@ -19,11 +19,11 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.mixers import replace_mixers
+from betoken.engine.model_info import ModelInfo
 from betoken.engine.state_shapes import StateShape
-from betoken.engine.weights.loading import ModelInfo
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
-_OURS = ("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear")
+_OURS = ("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear", "betoken.engine.reference.block_linear")
 """Modules of the layers that take the place of a model's own."""
 
 

@@ -22,10 +22,11 @@ from betoken.engine.bring_up.warm_up import warm_up
 from betoken.engine.config import EngineConfig
 from betoken.engine.cuda.prepare import refusing_compiled
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
+from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.loading import ModelInfo, load_model
+from betoken.engine.weights.loading import load_model
 from betoken.kernels import dispatch, native
 from betoken.kernels.code_folder import user_cache_dir
 

@@ -13,16 +13,17 @@ import torch
 from betoken.engine.bring_up.examine import Examined
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.forward import CpuForward
-from betoken.engine.cpu.row_linear import BlockLinear, replace_linears
 from betoken.engine.cuda.prepare import prepare_cuda
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.reference_forward import ReferenceForward
+from betoken.engine.model_info import ModelInfo
+from betoken.engine.reference.block_linear import BlockLinear
+from betoken.engine.reference.forward import ReferenceForward
 from betoken.engine.state_pool import StatePool
 from betoken.engine.state_table import StateTable
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.loading import ModelInfo
+from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)

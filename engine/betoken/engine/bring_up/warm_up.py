@@ -7,13 +7,13 @@ knows what engine calls there are, not which of them a worker makes.
 import torch
 
 from betoken.engine.batch import Segment
-from betoken.engine.draft_probs import sample_drafts
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, perturbed_top
+from betoken.engine.sampler.draft_probs import sample_drafts
+from betoken.engine.sampler.verification import BlockGroup, VerificationMode, verify_blocks
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.state_table import PageList
 from betoken.engine.tree import KeptPath
-from betoken.engine.verification import BlockGroup, VerificationMode, verify_blocks
 
 _RAW = SamplingParams(temperature=0.8, num_logprobs=1)
 _ADJUSTED = SamplingParams(temperature=0.8, logit_bias=((0, 1.0),))

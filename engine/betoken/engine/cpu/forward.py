@@ -18,7 +18,7 @@ from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.experts import BareProducts, use_packed_experts
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
-from betoken.engine.cpu.row_linear import PackedLinear, replace_linears
+from betoken.engine.cpu.row_linear import PackedLinear
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
@@ -26,6 +26,7 @@ from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath
+from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.build import BuildError, cpu_isa
 from betoken.kernels.cpu import CpuCache, CpuKernels
 from betoken.kernels.cpu.recurrent import StateCache, load_recurrent_kernels

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from betoken.engine.config import EngineConfig
-from betoken.engine.cpu.row_linear import replace_linears
 from betoken.engine.cuda.buckets import bucket_sizes
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.graphs import GraphRecorder
@@ -20,6 +19,7 @@ from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, repla
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.code_folder import private_folder, user_cache_dir
 
 _LOG = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from betoken.engine.cpu.experts import bias_of, find_experts, select_experts, up_name
 from betoken.engine.cuda.grouped_operators import fields_of
+from betoken.engine.weights.experts import bias_of, find_experts, select_experts, up_name
 from betoken.engine.weights.layers import ExpertWeights, in_orders
 
 EXPERTS_NAME = "betoken_rows"
@@ -42,7 +42,7 @@ def _one_expert(module: Any, name: str, rows: Tensor) -> Tensor:
 
 
 def _row_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
-    """See `betoken.engine.cpu.experts.ExpertProduct`."""
+    """See `betoken.engine.weights.experts.ExpertProduct`."""
     return _product(module, name, rows, expert_ids)
 
 

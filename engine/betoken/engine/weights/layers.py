@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from betoken.engine.parts import MakeLinear
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
 
 
@@ -132,3 +133,25 @@ def output_width(layer: Any) -> int:
     """Outputs of a dense or grouped linear layer."""
     width: int = layer.grouped.shape[0] if isinstance(layer, GroupedLinear) else layer.weight.shape[0]
     return width
+
+
+def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = False) -> None:
+    """Replace every linear layer of a model by `make`'s, or only the output layer, freeing each in turn. A
+    grouped output layer keeps its sums from then on."""
+    last = _id_of_last(model)
+    for parent in [module for module in model.modules() if type(module) not in (nn.Linear, Conv1D)]:
+        for name, child in list(parent.named_children()):
+            is_last = id(child) == last
+            if only_last and not is_last:
+                continue
+            if isinstance(child, GroupedLinear):
+                child.keeps_sums = is_last
+            elif type(child) is nn.Linear:
+                setattr(parent, name, make(child.weight, child.bias, is_last))
+            elif type(child) is Conv1D:
+                setattr(parent, name, make(child.weight.T, child.bias, is_last))
+
+
+def _id_of_last(model: Any) -> int | None:
+    """Id of the layer that gives logits; holding the layer itself would keep its weight."""
+    return id(model.get_output_embeddings()) if hasattr(model, "get_output_embeddings") else None

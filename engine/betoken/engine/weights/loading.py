@@ -1,11 +1,9 @@
 """Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +17,13 @@ from betoken.engine.attention import ATTENTION_NAME, register_attention
 from betoken.engine.bring_up.frequencies import freeze_frequencies, settle_frequencies
 from betoken.engine.bring_up.refusals import check_code, check_layers, rope_parameters
 from betoken.engine.config import EngineConfig
-from betoken.engine.cpu.experts import use_grouped_experts
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.generation_config import generation_defaults
 from betoken.engine.mixers.lightning import decay_names, restore_decays
 from betoken.engine.mixers.own_attention import LOADED_EAGERLY
+from betoken.engine.model_info import ModelInfo
 from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.experts import use_grouped_experts
 from betoken.engine.weights.language_model import check_whole, is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.plausible import check_sizes
@@ -44,33 +43,6 @@ _JOINING_LAYERS = {
 """Fields of a configuration by which layers depend on their number, and how."""
 _READ_FROM, _READ_UNTIL = 0.05, 0.2
 """Where in loading weights are read, as fractions."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A worker's description of its model."""
-
-    model_id: str
-    """The hub id, or the directory's name."""
-    dtype: str
-    """`bfloat16`, `float16` or `float32`."""
-    vocab_size: int
-    """Rows of the logits; may exceed the tokenizer's size."""
-    max_context: int
-    """Longest sequence, prompt and output, in tokens."""
-    eos_token_ids: tuple[int, ...]
-    default_sampling: dict[str, Any] = field(hash=False)
-    """The sampling fields that generation_config.json sets."""
-    weights_fingerprint: str
-    tokenizer_hash: str
-    """Empty when the checkpoint has no tokenizer.json."""
-    num_parameters: int
-    tokenizer_text: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
-    """Reads the tokenizer.json's text; empty where the checkpoint has none."""
-    path: Path | None = field(default=None, compare=False)
-    """The checkpoint's directory or file."""
-    media_token_ids: tuple[int, ...] = ()
-    """Ids that stand for pieces of images, sound or video, which are not served."""
 
 
 def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from betoken.engine.cpu.experts import is_experts, up_name
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.experts import is_experts, up_name
 from betoken.engine.weights.stored import Plan, Stored, StoredExperts, StoredWeight
 from betoken.engine.weights.stored_files import Files, StoredTensors, by_layer
 from betoken.kernels.linear_grouped import Grouped

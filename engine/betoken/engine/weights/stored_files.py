@@ -20,8 +20,8 @@ from transformers.core_model_loading import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from betoken.engine.cpu.experts import is_experts
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.experts import is_experts
 from betoken.engine.weights.stored import Plan, Stored, StoredExperts, StoredWeight
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
 from betoken.kernels.linear_grouped import Grouped

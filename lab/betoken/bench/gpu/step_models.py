@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from betoken.engine.attention import ATTENTION_NAME, register_attention
+from betoken.engine.model_info import ModelInfo
 from betoken.engine.weights.layers import GroupedLinear, grouped_bytes, num_grouped
-from betoken.engine.weights.loading import ModelInfo
 from betoken.engine.weights.rounding import rounded
 from betoken.kernels.linear_grouped import Grouped
 

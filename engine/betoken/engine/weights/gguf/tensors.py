@@ -16,8 +16,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from betoken.common.gguf import GgufHeader, GgufTensor, default_sampling
-from betoken.engine.cpu.experts import is_experts
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.experts import is_experts
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.architectures import ARCHITECTURES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks

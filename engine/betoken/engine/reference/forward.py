@@ -12,11 +12,11 @@ import torch
 
 from betoken.engine.batch import Batch
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
-from betoken.engine.cpu.row_linear import BlockLinear, BlockProducts
 from betoken.engine.forward import StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext, state_rows_of
 from betoken.engine.parts import ModelParts
+from betoken.engine.reference.block_linear import BlockLinear, BlockProducts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.tree import KeptPath

@@ -1,0 +1,1 @@
+"""The forward by torch operators alone, on any device."""
