@@ -81,7 +81,7 @@ differs from the model's own forward.
 def render() -> str:
     """The page."""
     sys.path.insert(0, str(ROOT))
-    from betoken.engine.weights.language_model import REFUSED
+    from betoken.engine.families import REFUSED_MULTIMODAL
 
     tiny = runpy.run_path(str(ROOT / "tests/engine/tiny.py"))
     recurrent = runpy.run_path(str(ROOT / "tests/verify_worker/test_recurrent_targets.py"))
@@ -96,7 +96,9 @@ def render() -> str:
         matrix = "embedded pair" if family == "llama" else through_services.get(type(config), "–")
         rows.append(f"| {' | '.join([family, _layers(config), 'yes', rows_hold, drafted.get(family, '–'), matrix])} |")
     refused = [f"| {family} | {_reason(tiny, family)} |" for family in sorted(tiny["REFUSED"])]
-    refused += [f"| {family} | not even its text is served: {why} |" for family, why in sorted(REFUSED.items())]
+    refused += [
+        f"| {family} | not even its text is served: {why} |" for family, why in sorted(REFUSED_MULTIMODAL.items())
+    ]
     rest = _rest({make().model_type for make in (served | tiny["REFUSED"]).values()})
     return HEAD + "\n".join(rows) + "\n" + TEXTS + _texts() + STATES + "\n".join(sorted(refused)) + "\n" + rest
 
@@ -114,10 +116,12 @@ def _rest(named: set[str]) -> str:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
     from betoken.engine.errors import ModelRefusedError
-    from betoken.engine.weights.language_model import FAMILIES, REFUSED, check_whole
+    from betoken.engine.families import REFUSED_MULTIMODAL, SERVED_MULTIMODAL
+    from betoken.engine.weights.language_model import check_whole
 
     parts, others = [], []
-    for name in sorted({kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING} - named - FAMILIES - set(REFUSED)):
+    named = named | SERVED_MULTIMODAL | set(REFUSED_MULTIMODAL)
+    for name in sorted({kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING} - named):
         try:
             check_whole(name, CONFIG_MAPPING[name])
             others.append(name)

@@ -1,4 +1,5 @@
-"""Who may import whom: the table of the architecture page, checked on every import statement of every root.
+"""Who may import whom: the table of the architecture page, checked on every import statement of every root, and between
+the folders of a root.
 
 Also: the modules the SDK shares with the services load with the base install alone.
 """
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,11 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "gateway": ("torch", "transformers", "triton", "numpy", "grpc", "google.protobuf", "typer", "rich"),
     "testing": ("torch", "transformers", "triton"),
     "training": ("grpc",),
+}
+# package -> pairs of folders that import each other ("" = the package's own files); no pair may be added
+KNOWN_CYCLES: dict[str, set[tuple[str, str]]] = {
+    "common": {("", "gguf")},
+    "kernels": {("", "native"), ("", "sample")},
 }
 MODEL_PACKAGES = {"torch", "transformers", "triton"}
 # Packages that the SDK, and what it shares with the services, must not load.
@@ -107,6 +114,54 @@ def test_folders_of_a_package_import_each_other_in_one_direction(package):
                 edges[folders[name]].add(folders[found])
     assert not [folder for folder in edges if "" in edges[folder]]
     assert list(TopologicalSorter(edges).static_order())[-1] == ""
+
+
+def test_drafters_import_no_device_folder():
+    """They run on every device, through the runner, `ModelParts` and `SideForward`."""
+    devices = ("betoken.engine.cpu", "betoken.engine.cuda", "betoken.engine.reference", "betoken.kernels.cpu")
+    faults = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package, path in FILES
+        if package == "drafters"
+        for line, name in imports_of(path)
+        if any(is_within(name, device) for device in devices)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_weights_import_no_folder_that_runs_them():
+    runs = ("betoken.engine.bring_up", "betoken.engine.mixers", "betoken.engine.cpu", "betoken.engine.cuda")
+    faults = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package, path in FILES
+        if package == "engine" and folder_of(path) == "weights"
+        for line, name in imports_of(path)
+        if any(is_within(name, folder) for folder in runs)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def folder_of(path: Path) -> str:
+    """The folder that a file is in below its package; empty for a package's own files."""
+    inner = path.relative_to(ROOT).parts[3:]
+    return inner[0] if len(inner) > 1 else ""
+
+
+def folders_that_import_each_other(package: str) -> set[tuple[str, str]]:
+    modules = dict(module_files(package))
+    edges = {
+        (folder_of(path), folder_of(modules[found]))
+        for name, path in modules.items()
+        for _, raw in imports_of(path)
+        if (found := nearest(raw, modules)) is not None
+    }
+    return {(one, other) for one, other in edges if one < other and (other, one) in edges}
+
+
+@pytest.mark.parametrize("package", sorted({package for package, _ in FILES}))
+def test_no_two_folders_of_a_root_import_each_other(package):
+    """A root's own files count as a folder. Remove a pair from the table when its cycle is gone; add none."""
+    assert folders_that_import_each_other(package) == KNOWN_CYCLES.get(package, set())
 
 
 def test_the_namespace_has_no_init_file():

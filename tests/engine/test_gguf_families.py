@@ -12,7 +12,7 @@ from betoken.engine.bring_up.load import runner_of
 from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.gguf import ARCHITECTURES
+from betoken.engine.families import ARCHITECTURES
 from betoken.engine.weights.layers import ExpertWeights, GroupedEmbedding, GroupedLinear
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels

@@ -12,14 +12,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext, _attention_forward
-from betoken.engine.bring_up.frequencies import settle_frequencies
 from betoken.engine.bring_up.load import load_runner, runner_of
-from betoken.engine.bring_up.refusals import check_layers
 from betoken.engine.bring_up.self_check import forward_in_chunks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families import REFUSED_MULTIMODAL
+from betoken.engine.families.frequencies import settle_frequencies
+from betoken.engine.families.refusals import check_layers
 from betoken.engine.mixers.handed import hand_over
-from betoken.engine.weights import language_model
 from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
@@ -92,10 +92,10 @@ def test_a_part_of_another_model_is_reported(model_type: str, reason: str, tmp_p
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 
 
-@pytest.mark.parametrize("model_type", sorted(language_model.REFUSED))
+@pytest.mark.parametrize("model_type", sorted(REFUSED_MULTIMODAL))
 def test_a_multimodal_type_whose_text_cannot_be_served_says_why(model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    reason = f"^model type '{model_type}': not even its text is served: {language_model.REFUSED[model_type]}"
+    reason = f"^model type '{model_type}': not even its text is served: {REFUSED_MULTIMODAL[model_type]}"
     with pytest.raises(ModelRefusedError, match=reason):
         load_model(EngineConfig(model=str(tmp_path)), lambda stage, fraction: None)
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner, runner_of
-from betoken.engine.bring_up.refusals import check_layers
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.mixers import ShortConv
+from betoken.engine.families.refusals import check_layers
+from betoken.engine.mixers.short_conv import ShortConv
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels

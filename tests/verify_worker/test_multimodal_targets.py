@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from betoken.engine.config import EngineConfig
-from betoken.engine.weights.language_model import FAMILIES
+from betoken.engine.families import SERVED_MULTIMODAL
 from betoken.engine.weights.loading import load_model
 from tests.engine.multimodal_files import class_of, save_multimodal
 from tests.engine.tiny_multimodal import CONFIGS, IMAGE_ID
@@ -27,7 +27,7 @@ def test_any_speculation_with_a_multimodal_target_gives_the_tokens_of_generate(t
 
 
 def test_every_supported_multimodal_type_is_tested() -> None:
-    assert {make().model_type for make in CONFIGS.values()} == FAMILIES
+    assert {make().model_type for make in CONFIGS.values()} == SERVED_MULTIMODAL
 
 
 def _load(directory: str):

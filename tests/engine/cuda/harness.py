@@ -11,8 +11,8 @@ from betoken.engine.bring_up.examine import _probe
 from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
+from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.mixers import replace_mixers
 from betoken.engine.reference.forward import ReferenceForward
 from betoken.engine.weights.layers import replace_linears
 from tests.engine.tiny import MIXTURES, save_tiny

@@ -18,9 +18,9 @@ from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.grouped_operators import fields_of, weight_of
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowGroupedLinear, RowLinear, find_row_dependence, replace_grouped
+from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.forward import ModelCall
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.mixers import replace_mixers
 from betoken.engine.reference.forward import ReferenceForward
 from betoken.engine.weights.layers import replace_linears
 from betoken.engine.weights.loading import load_model

@@ -13,9 +13,9 @@ from betoken.engine.cuda.operators import StepContext
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.forward import call_model
 from betoken.engine.kv_pool import KvPool
-from betoken.engine.mixers import replace_mixers
 from betoken.engine.paged_context import PagedContext
 from betoken.kernels import dispatch
 from betoken.kernels.rows import PagedRows

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
-from betoken.engine.bring_up.refusals import check_windows
 from betoken.engine.bring_up.self_check import eager_logits, sample_sequences
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
+from betoken.engine.families.refusals import check_windows
+from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import LayerShape
-from betoken.engine.mixers import replace_mixers
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.state_shapes import StateShape
 

@@ -1,6 +1,6 @@
 """The language model within a multimodal checkpoint: its configuration, its class, and its tensors among all.
 
-It knows names alone. Towers for images, sound and video are neither made nor read.
+It knows names alone; `families` knows the types. Towers for images, sound and video are neither made nor read.
 """
 
 import re
@@ -14,74 +14,15 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from betoken.engine.errors import ModelRefusedError
-
-FAMILIES = frozenset(
-    {
-        "aria",
-        "deepseek_vl",
-        "exaone4_5",
-        "gemma3",
-        "gemma3n",
-        "gemma4",
-        "gemma4_unified",
-        "glm46v",
-        "glm4v",
-        "glm4v_moe",
-        "glm_ocr",
-        "idefics3",
-        "internvl",
-        "kimi_k25",
-        "lfm2_vl",
-        "lfm3_vl",
-        "llama4",
-        "llava",
-        "llava_next",
-        "llava_next_video",
-        "llava_onevision",
-        "mistral3",
-        "qwen2_5_vl",
-        "qwen2_audio",
-        "qwen2_vl",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "smolvlm",
-        "vipllava",
-        "voxtral",
-    }
-)
-"""Types of multimodal models whose text is served: one `lm_head` over one language model, causal on text."""
-
-REFUSED: Mapping[str, str] = {
-    "paligemma": "its mask lets the tokens of a prompt see each other, later ones included",
-    "mllama": "its layers attend to images in addition to the text",
-    **dict.fromkeys(
-        ("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp"),
-        "its attention reads positions selected by a separate index",
-    ),
-    "minimax_m3_vl": "its attention reads blocks of positions selected by a separate index",
-    **dict.fromkeys(
-        ("inkling2", "inkling_mm_model"),
-        "a layer convolves keys, values and outputs, and its attention adds logits of distances",
-    ),
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"), "it drafts from the keys and values of the model it assists"
-    ),
-    **dict.fromkeys(("aya_vision", "cohere2_vision"), "its own class leaves out the factor on its logits"),
-}
-"""Types of multimodal models whose text is refused, and why."""
+from betoken.engine.families import REFUSED_MULTIMODAL, SERVED_MULTIMODAL, TOWERS, family_of
 
 _PARTS = frozenset(
     {"text_config", "vision_config", "audio_config", "vq_config", "audio_encoder", "audio_encoder_config"}
 )
 """Names of the parts of a multimodal model's configuration."""
 _SHARED_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_CONVERTED_AS = {"qwen3_vl_moe_text": "qwen3_vl_moe", "glm4v_moe_text": "glm4v_moe"}
-"""Type of a language model -> type under which transformers keeps how its stored weights are turned."""
 _MEDIA_TOKEN = re.compile(r"(image|video|audio|vision|img|media)_(pad_|placeholder_)?token_(id|index)")
 _LANGUAGE_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.")
-_TOWERS = ("visual.", "model.visual.")
 
 Entry = TypeVar("Entry")
 
@@ -92,9 +33,9 @@ def is_multimodal(model_type: str) -> bool:
     Raises:
         ModelRefusedError: it is known to be impossible.
     """
-    if model_type in REFUSED:
-        raise ModelRefusedError(f"model type {model_type!r}: not even its text is served: {REFUSED[model_type]}")
-    return model_type in FAMILIES and model_type in CONFIG_MAPPING
+    if reason := REFUSED_MULTIMODAL.get(model_type):
+        raise ModelRefusedError(f"model type {model_type!r}: not even its text is served: {reason}")
+    return model_type in SERVED_MULTIMODAL and model_type in CONFIG_MAPPING
 
 
 def check_whole(model_type: str, config_class: Any) -> None:
@@ -113,7 +54,7 @@ def check_whole(model_type: str, config_class: Any) -> None:
 
 def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the model that is served: of a multimodal one the text's, with settings of the outer one."""
-    if config.model_type not in FAMILIES or (text := config.get_text_config(decoder=True)) is config:
+    if config.model_type not in SERVED_MULTIMODAL or (text := config.get_text_config(decoder=True)) is config:
         return config
     if hasattr(config, "tie_word_embeddings"):  # the class of the whole reads this one
         text.tie_word_embeddings = bool(config.tie_word_embeddings)
@@ -144,8 +85,18 @@ def language_tensors(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
     Published files call it `language_model.model`, `model.language_model`, or, next to `visual`, simply `model`.
     """
     if not any(_LANGUAGE_MODEL.match(name) for name in tensors):
-        return {name: entry for name, entry in tensors.items() if not name.startswith(_TOWERS)}
+        return {name: entry for name, entry in tensors.items() if not name.startswith(TOWERS)}
     return {own: entry for name, entry in tensors.items() if (own := _own_name(name)) is not None}
+
+
+def draft_tensors(tensors: Mapping[str, Entry], model_type: str) -> dict[str, Entry]:
+    """Return the tensors of layers that predict further tokens (MTP), which drafters read and the model does not use.
+
+    Args:
+        model_type: of the language model.
+    """
+    pattern = family_of(model_type).draft_tensors
+    return {name: entry for name, entry in tensors.items() if pattern and re.fullmatch(pattern, name)}
 
 
 def _own_name(name: str) -> str | None:
@@ -180,7 +131,8 @@ def _with_head(layers: Any) -> Any:
             "forward": _forward,
         }
         found: Any = type(name, (base, GenerationMixin), methods)
-        kept = _CONVERTED_AS.get(layers.config_class.model_type)
+        model_type = layers.config_class.model_type
+        kept = family_of(model_type).converted_as.get(model_type)
         if kept is not None:
             mapping: Any = get_checkpoint_conversion_mapping(kept)  # type: ignore[no-untyped-call]
             register_checkpoint_conversion_mapping(name, mapping)

@@ -14,13 +14,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from betoken.common.gguf import GgufError
 from betoken.engine.attention import ATTENTION_NAME, register_attention
-from betoken.engine.bring_up.frequencies import freeze_frequencies, settle_frequencies
-from betoken.engine.bring_up.refusals import check_code, check_layers, rope_parameters
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families import family_of
+from betoken.engine.families.frequencies import freeze_frequencies, rope_parameters, settle_frequencies
+from betoken.engine.families.refusals import check_code, check_layers
 from betoken.engine.generation_config import generation_defaults
-from betoken.engine.mixers.lightning import decay_names, restore_decays
-from betoken.engine.mixers.own_attention import LOADED_EAGERLY
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.experts import use_grouped_experts
@@ -144,11 +143,12 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
 
 
 def _load_weights(source: Source, model_config: Any, config: EngineConfig, progress: Progress) -> Any:
+    family = family_of(model_config.model_type)
     register_attention()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
     keywords: dict[str, Any] = {
         "dtype": config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
-        "attn_implementation": "eager" if model_config.model_type in LOADED_EAGERLY else ATTENTION_NAME,
+        "attn_implementation": "eager" if family.is_loaded_eagerly else ATTENTION_NAME,
         "output_loading_info": True,
     }
     try:
@@ -163,7 +163,9 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # looked up in the model's own table
             reason = "its code does not use the attention interface of transformers"
         raise ModelRefusedError(f"{config.model} cannot be loaded: {reason}") from error
-    computed = decay_names(model) if config.num_layers is None else set()  # they follow from the number of layers
+    computed = (
+        family.computed_buffers(model) if config.num_layers is None else set()
+    )  # they follow from the number of layers
     _check_weights(config.model, model, report, computed)
     if (stored := str(model.dtype).removeprefix("torch.")) not in _DTYPES:
         raise ModelRefusedError(f"dtype: {config.model} is stored in {stored}: set one of {', '.join(_DTYPES)}")
@@ -176,7 +178,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         else:
             model.set_experts_implementation("batched_mm")
     freeze_frequencies(model)
-    restore_decays(model)
+    family.restore_buffers(model)
     return model.to(config.device).eval().requires_grad_(False)
 
 

@@ -3,6 +3,7 @@
 It knows which files say what; `loading` what is asked of a model.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, r
 from betoken.common.model_path import split_hub_file
 from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families import ARCHITECTURES
 from betoken.engine.weights import gguf
 from betoken.engine.weights.checkpoint import Progress, resolve_directory, resolve_hub_file
 from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights, read_headers
-from betoken.engine.weights.language_model import language_config, language_tensors, model_class_of
+from betoken.engine.weights.language_model import draft_tensors, language_config, language_tensors, model_class_of
 from betoken.engine.weights.plausible import check_files
 from betoken.engine.weights.stored import load_beside
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
+
+_LOG = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -101,7 +105,10 @@ class DirectorySource:
         self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
     ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
-        state: dict[str, Any] = language_tensors(read_headers(self.path))
+        tensors = read_headers(self.path)
+        if left := draft_tensors(tensors, config.model_type):
+            _LOG.info("%s: not loaded: %d tensors of layers that predict further tokens", self.name, len(left))
+        state: dict[str, Any] = language_tensors(tensors)
         if keywords["dtype"] == "auto":
             keywords = keywords | {"dtype": config.dtype or _dtype_of(state)}
         return load_beside(model_class_of(config), config, state, keywords)
@@ -121,7 +128,7 @@ class GgufSource:
 
     def config_dict(self) -> dict[str, Any]:
         """See `Source`."""
-        return {"model_type": getattr(gguf.ARCHITECTURES.get(self.header.architecture), "model_type", "")}
+        return {"model_type": getattr(ARCHITECTURES.get(self.header.architecture), "model_type", "")}
 
     def config(self) -> PreTrainedConfig:
         """See `Source`."""

@@ -13,9 +13,10 @@ from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CO
 from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 
 from betoken.common.gguf import GgufError, GgufHeader, end_tokens
-from betoken.engine.bring_up.refusals import rope_parameters
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.gguf.architectures import ARCHITECTURES, DESCRIPTIVE, GATES, NEUTRAL, Architecture, Given
+from betoken.engine.families import ARCHITECTURES
+from betoken.engine.families.family import Architecture, Given
+from betoken.engine.families.frequencies import rope_parameters
 from betoken.engine.weights.gguf.rope import rope_scaling
 from betoken.engine.weights.plausible import check_sizes
 
@@ -23,6 +24,14 @@ _LOG = logging.getLogger(__name__)
 
 _TOKEN_IDS = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 _TOKENS = "tokenizer.ggml.tokens"
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("expert_count", "expert_used_count", "pooling_type", "nextn_predict_layers"), (0,)),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Keys that nothing reads, and the values that change nothing."""
+_DESCRIPTIVE = frozenset({"vocab_size", "tensor_data_layout"})
+"""Keys that say nothing that the tensors would not."""
 
 
 def read_config(header: GgufHeader) -> PreTrainedConfig:
@@ -79,12 +88,12 @@ class _Keys:
         same: dict[str, tuple[Any, ...]] = {
             **dict.fromkeys(("attention.key_length", "attention.value_length"), (head_size,)),
             "rope.dimension_count": (_rotary_size(config, head_size),),
-            "expert_gating_func": (GATES.get(self.header.architecture),),
+            "expert_gating_func": (ARCHITECTURES[self.header.architecture].expert_gate,),
         }
         for name, value in self.values.items():
             if name in self._read and name not in same:
                 continue
-            if name in DESCRIPTIVE or value in (*NEUTRAL.get(name, ()), *same.get(name, ())):
+            if name in _DESCRIPTIVE or value in (*_NEUTRAL.get(name, ()), *same.get(name, ())):
                 continue
             raise ModelRefusedError(
                 f"{self.header.architecture}.{name} = {value!r} is not read: the model would be another"

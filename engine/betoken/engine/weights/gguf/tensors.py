@@ -17,9 +17,9 @@ from transformers.pytorch_utils import Conv1D
 
 from betoken.common.gguf import GgufHeader, GgufTensor, default_sampling
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families import ARCHITECTURES
 from betoken.engine.weights.experts import is_experts
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
-from betoken.engine.weights.gguf.architectures import ARCHITECTURES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.gguf.places import Place, places_of, row_order
 from betoken.engine.weights.stored import Stored, StoredConfig, StoredExperts, StoredWeight, load_beside

@@ -3,10 +3,11 @@
 A row then depends on its own position. It knows configurations and their rotary layers, not how these are applied.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from betoken.engine.bring_up.refusals import rope_parameters
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.families import family_of
 
 
 def settle_frequencies(config: Any, max_context: int, is_asked: bool) -> None:
@@ -36,10 +37,7 @@ def settle_frequencies(config: Any, max_context: int, is_asked: bool) -> None:
                     f" transformers chooses by the longest text of a batch: set max_context, to {original} or less for"
                     " those of short texts, or to more, and all texts take those of long ones"
                 )
-            if "long_mscale" in rope:  # PhiMoE's, whose code takes the short factors always and another size beyond
-                rope["short_mscale"] = rope["long_mscale"]
-            else:
-                rope["short_factor"] = rope["long_factor"]
+            family_of(getattr(config, "model_type", "")).take_long_factors(rope)
 
 
 def freeze_frequencies(model: Any) -> None:
@@ -62,3 +60,13 @@ def _check_dynamic(rope_type: str, own: int | None, max_context: int) -> None:
 
 def _frozen(rope_type: str) -> str:
     return "default" if "dynamic" in rope_type or rope_type == "longrope" else rope_type
+
+
+def rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """The one rope description of a model, or one per layer type."""
+    for name in ("rope_parameters", "rope_scaling"):
+        given = getattr(config, name, None)
+        if not isinstance(given, dict):
+            continue
+        nested = [entry for entry in given.values() if isinstance(entry, dict)]
+        yield from nested or [given]

@@ -4,9 +4,8 @@ The families of Gated DeltaNet and of Mamba-2 call module-level functions for th
 Each layer's forward is bound to our functions instead. transformers itself is unchanged.
 """
 
-import inspect
-from collections.abc import Callable
-from types import FunctionType, MethodType
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,12 +16,13 @@ from transformers.utils.generic import ModelOutput
 
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.mixers.handed import Handed
+from betoken.engine.mixers.rebinding import own_forward, rebind
 from betoken.kernels.linear_recurrence.rule import Recurrence
 
 _CONVOLUTION = "causal_conv1d_fn"
 
 
-class _Layer:
+class RecurrentLayer:
     """The functions of one layer."""
 
     def __init__(self, layer: int, handed: Handed) -> None:
@@ -96,32 +96,44 @@ class _Layer:
         return out[None]
 
 
-_RECURRENCES: dict[str, Callable[[_Layer], Callable[..., Any]]] = {
-    "torch_chunk_gated_delta_rule": lambda layer: layer.gated_delta_rule,
-    "chunk_kimi_delta_attention": lambda layer: layer.gated_delta_rule,
-    "mamba2_chunk_scan": lambda layer: layer.mamba2,
-}
-"""Name of a recurrence in transformers -> ours."""
+BindRecurrence = Callable[[RecurrentLayer], Callable[..., Any]]
+"""One layer's functions -> the one that computes a recurrence of transformers."""
 
 
-def bind_recurrences(model: nn.Module, handed: Handed) -> None:
+def gated_delta_rule(layer: RecurrentLayer) -> Callable[..., Any]:
+    """Replaces `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`."""
+    return layer.gated_delta_rule
+
+
+def mamba2(layer: RecurrentLayer) -> Callable[..., Any]:
+    """Replaces `mamba2_chunk_scan`."""
+    return layer.mamba2
+
+
+def bind_recurrences(model: nn.Module, handed: Handed, recurrences: Mapping[str, BindRecurrence]) -> None:
     """Bind every layer with a recurrence to our functions; the model then runs with a context only.
 
     Raises:
         ModelRefusedError: a layer's code is not as it was when this was written.
     """
     for module in model.modules():
-        forward = inspect.unwrap(type(module).forward)
+        forward = own_forward(module)
         if not isinstance(forward, FunctionType) or not type(module).__module__.startswith("transformers."):
             continue
-        called = {name for name in forward.__code__.co_names if name in _RECURRENCES and name in forward.__globals__}
+        called = {name for name in forward.__code__.co_names if name in recurrences and name in forward.__globals__}
         if called:
-            _bind(module, forward, called, handed)
-    if hasattr(model, "backbone"):
-        _bind_head(model)
+            _bind(module, handed, {name: recurrences[name] for name in called})
 
 
-def _bind_head(model: Any) -> None:
+def _bind(module: nn.Module, handed: Handed, recurrences: Mapping[str, BindRecurrence]) -> None:
+    index = getattr(module, "layer_idx", None)
+    if index is None:
+        raise ModelRefusedError(f"{type(module).__name__} has no layer index")
+    layer = RecurrentLayer(int(index), handed)
+    rebind(module, {_CONVOLUTION: layer.convolve, **{name: bind(layer) for name, bind in recurrences.items()}})
+
+
+def keep_head_weight(model: Any) -> None:
     """Give Mamba's models, the first's and the second's, a forward that leaves the weight of their head alone."""
 
     def forward(
@@ -136,19 +148,6 @@ def _bind_head(model: Any) -> None:
         )
 
     model.forward = forward
-
-
-def _bind(module: nn.Module, forward: FunctionType, called: set[str], handed: Handed) -> None:
-    index = getattr(module, "layer_idx", None)
-    if index is None:
-        raise ModelRefusedError(f"{type(module).__name__} has no layer index")
-    layer = _Layer(int(index), handed)
-    ours = {_CONVOLUTION: layer.convolve, **{name: _RECURRENCES[name](layer) for name in called}}
-    bound = FunctionType(
-        forward.__code__, {**forward.__globals__, **ours}, forward.__name__, forward.__defaults__, forward.__closure__
-    )
-    bound.__kwdefaults__ = forward.__kwdefaults__
-    module.forward = MethodType(bound, module)
 
 
 def _refuse(*given: object) -> None:
