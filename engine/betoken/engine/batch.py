@@ -31,6 +31,9 @@ class Segment:
     ids: Sequence[int]
     num_logits: int
     parents: Sequence[int] | None = None
+    num_mutual: int = 0
+    """Last new tokens that see each other, later ones included (the block of a diffusion drafter); not with `parents`.
+    Others see what is before them."""
     num_committed: int | None = None
     """Leading tokens of the sequence that no verdict will reject, for recurrent states; None = all before a tree."""
 
@@ -51,7 +54,8 @@ class Segment:
 class Batch:
     """R rows of S segments.
 
-    `layout` holds, one after the other: positions [R], row_segments [R] (ascending), page_starts [S + 1], page_ids;
+    `layout` holds, one after the other: last visible positions [R], which are the rows' own but for mutual tokens,
+    row_segments [R] (ascending), page_starts [S + 1], page_ids;
     segment s owns the page ids [page_starts[s], page_starts[s + 1]). With trees the starts [R + 1] and slots of
     `betoken.kernels.rows.TreePaths` follow.
     """
@@ -104,16 +108,35 @@ def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> B
             paths.update((len(positions) + num_new - len(placed) + node, path) for node, path in forked.items())
             positions.extend(range(segment.kv_length, tree_start))
             positions.extend(placed)
+        if segment.num_mutual:
+            paths.update(_mutual_paths(len(positions), end, segment.num_mutual))
         row_segments.extend([index] * num_new)
         page_ids.extend(segment.page_ids[: -(-end // page_size)])
         page_starts.append(len(page_ids))
         logit_rows.extend(range(len(token_ids) - segment.num_logits, len(token_ids)))
     if not 1 <= len(token_ids) <= max_rows:
         raise ValueError(f"segments: {len(token_ids)} rows, a forward holds 1 to {max_rows}")
-    numbers = positions + row_segments + page_starts + page_ids
+    numbers = _last_visible(positions, segments) + row_segments + page_starts + page_ids
     if paths:
         numbers += _flatten_paths(paths, len(positions))
     return Batch(token_ids, positions, logit_rows, np.array(numbers, np.int32), len(segments), bool(paths))
+
+
+def _last_visible(positions: list[int], segments: Sequence[Segment]) -> list[int]:
+    """Last position that each row sees: its own, or the last of its mutual tokens."""
+    if not any(segment.num_mutual for segment in segments):
+        return positions
+    found, row = positions.copy(), 0
+    for segment in segments:
+        row += len(segment.ids)
+        found[row - segment.num_mutual : row] = [segment.end - 1] * segment.num_mutual
+    return found
+
+
+def _mutual_paths(num_rows: int, end: int, num_mutual: int) -> dict[int, list[int]]:
+    """Slots of each of the last rows' last `num_mutual` positions: those of all of them, a row's own at its end."""
+    slots = range(end - num_mutual, end)
+    return {num_rows - end + own: [*(slot for slot in slots if slot != own), own] for own in slots[:-1]}
 
 
 def _flatten_paths(paths: dict[int, list[int]], num_rows: int) -> list[int]:
@@ -137,6 +160,8 @@ def _check_segment(segment: Segment, index: int, page_size: int) -> None:
             f"segments[{index}].page_ids: {len(segment.page_ids)} pages of {page_size} slots do not cover"
             f" {segment.kv_length + num_new} slots"
         )
+    if not 0 <= segment.num_mutual <= num_new or (segment.num_mutual and segment.parents is not None):
+        raise ValueError(f"segments[{index}].num_mutual: {segment.num_mutual} of {num_new} new tokens, without parents")
     num_parents = 0 if segment.parents is None else len(segment.parents)
     if num_parents > segment.kv_length + num_new:
         raise ValueError(f"segments[{index}].parents: {num_parents} nodes in {segment.kv_length + num_new} slots")

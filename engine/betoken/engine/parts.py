@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from betoken.engine.kv_pool import KvPool
+
 MakeLinear = Callable[[Tensor, Tensor | None, bool], nn.Module]
 """weight [N, K], bias [N] or None, whether the result is the float32 sums -> the layer's replacement."""
 
@@ -27,6 +29,8 @@ class ModelParts:
         self._make_linear = make_linear
         self.rows_alone = rows_alone
         """Opens a context in which eager elementwise functions and norms treat each row by itself, too."""
+        self.pool: KvPool | None = None
+        """Keys and values of the model, which drafters may read."""
 
     @property
     def hidden_size(self) -> int:

@@ -34,7 +34,7 @@ class PagedRows:
         ValueError: a dtype or a shape other than below. Values are the caller's word.
     """
 
-    positions: Tensor  # [R], position of the row's token
+    positions: Tensor  # [R], last position that the row sees; its token's own, but in a block that sees itself
     row_segments: Tensor  # [R], ascending
     page_starts: Tensor  # [S + 1]
     page_ids: Tensor  # [number of pages of all sequences]

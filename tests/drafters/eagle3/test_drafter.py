@@ -48,9 +48,9 @@ class Rig:
         fits = TargetShape("tiny", vocab_size=101, hidden_size=64, num_layers=2)
         loaded = make_layer(self.layer.shape, dict(self.layer.state_dict()), fits)
         self.table = PageTable(num_pages, page_size, prefix_caching=caching)
-        forward = LayerForward(loaded, target.parts, num_pages, page_size)
+        self.forward = LayerForward(loaded, target.parts, num_pages, page_size)
         pages = SharedPages(self.table, idle_grace_s=0.0)
-        self.drafter = EagleDrafter(forward, pages, (0, 1, 2), 101, max_rows, EagleSettings(**settings))
+        self.drafter = EagleDrafter(self.forward, pages, (0, 1, 2), 101, max_rows, EagleSettings(**settings))
 
     def states_of(self, ids):
         """[n, 3, H], as the target gives them."""
@@ -135,6 +135,16 @@ def test_eagle3_drafts_equal_the_literal_reference_after_every_verification(targ
         rig.commit(seq, accepted)
     (drafted,) = rig.draft([seq], 7)
     assert_is_literal(rig, seq, drafted, 7, branches, 4)
+
+
+def test_a_compiled_layer_drafts_the_literal_tree(target, tmp_path):
+    rig = Rig(target, max_branches=3, max_depth=4)
+    rig.forward.compile(tmp_path)
+    assert rig.forward.is_compiled
+    seq = rig.open(ids_of(1, 9), takes_trees=True)
+    rig.send([seq])
+    (drafted,) = rig.draft([seq], 7)
+    assert_is_literal(rig, seq, drafted, 7, 3, 4)
 
 
 def test_sequences_of_one_batch_draft_what_they_would_alone(target):

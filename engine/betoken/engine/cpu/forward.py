@@ -133,6 +133,7 @@ class CpuForward:
         self._state_cache = None if states is None else _state_cache(states)
         self._model = model
         self.parts = ModelParts(model, PackedLinear, whole_rows)
+        self.parts.pool = pool
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model, kernels)
         replace_linears(model, PackedLinear)

@@ -85,7 +85,7 @@ class CudaForward:
 
     def use_pool(self, pool: KvPool) -> None:
         """Keep keys and values there from now on; forgets what was recorded over another pool."""
-        self._pool = pool
+        self._pool = self.parts.pool = pool
         self._scratch_page = pool.num_pages - 1
         self._buckets = {}
 

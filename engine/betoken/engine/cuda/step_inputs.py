@@ -1,8 +1,9 @@
 """Tensors that hold any batch up to a number of rows, always in the same memory, filled by one copy to the device.
 
-All are int32 and lie one after the other: token_ids [B], positions [B], row_segments [B], logit_rows [L],
-page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page ids, then the slots of tree paths, so that only
-what a batch uses of it is copied. Rows beyond the batch are padding: token 0 at position 0 of a page that is nobody's.
+All are int32 and lie one after the other: token_ids [B], positions [B], last visible positions [B], row_segments [B],
+logit_rows [L], page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page ids, then the slots of tree
+paths, so that only what a batch uses of it is copied. Rows beyond the batch are padding: token 0 at position 0 of a
+page of no sequence.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class StepInputs:
         self._num_rows = num_rows
         self._num_logits = num_logits
         self._scratch_page = scratch_page
-        sizes = (num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
+        sizes = (num_rows, num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
         bounds = list(accumulate((_aligned(size) for size in sizes), initial=0))
         places = [slice(start, start + size) for start, size in zip(bounds, sizes, strict=False)]
         is_cuda = device.type == "cuda"
@@ -35,7 +36,8 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         parts = [self._device[place] for place in places]
         parts[-1].fill_(scratch_page)  # until it is filled, all rows are padding
-        self.token_ids, self.positions, self._row_segments, self.logit_rows, *self._starts, self._tail = parts
+        self.token_ids, self.positions, self._last_visible, self._row_segments, self.logit_rows, *others = parts
+        *self._starts, self._tail = others
 
     @classmethod
     def for_batch(cls, batch: Batch, scratch_page: int, device: torch.device) -> "StepInputs":
@@ -56,7 +58,7 @@ class StepInputs:
         """Put a batch that fits in place; the copy is ordered with what the current stream runs next."""
         if self._copied is not None:
             self._copied.synchronize()  # the device may still be reading what was filled in last
-        positions, row_segments, page_starts, page_ids, starts, slots = batch.parts()
+        last_visible, row_segments, page_starts, page_ids, starts, slots = batch.parts()
         num_tail = _tail_length(batch)
         num_page_ids = len(page_ids) + 1
         tail = self._columns[-1]
@@ -66,7 +68,8 @@ class StepInputs:
         path_starts = starts + num_page_ids
         filled: tuple[tuple[Sequence[int] | npt.NDArray[np.int32], int], ...] = (
             (batch.token_ids, 0),
-            (positions, 0),
+            (batch.positions if batch.has_trees else last_visible, 0),
+            (last_visible, 0),
             (row_segments, batch.num_segments),
             (batch.logit_rows, 0),
             (page_starts, num_page_ids),
@@ -87,7 +90,7 @@ class StepInputs:
         """
         page_starts, path_starts = self._starts
         paths = TreePaths(path_starts, self._tail)
-        return PagedRows(self.positions, self._row_segments, page_starts, self._tail, paths, max_length)
+        return PagedRows(self._last_visible, self._row_segments, page_starts, self._tail, paths, max_length)
 
     def model_arguments(self) -> tuple[Tensor, Tensor, Tensor]:
         """The arguments of a `ModelCall`, int64, made on the device."""

@@ -44,6 +44,7 @@ class ReferenceForward:
         device = torch.cuda.get_device_name(model.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
         self.name = f"{model.device.type} {device}, reference kernels"
         self.parts = ModelParts(model, BlockLinear, nullcontext if is_cuda else whole_rows)
+        self.parts.pool = pool
         self._model = model
         self._pool = pool
         self._feature_layers = feature_layers

@@ -1,0 +1,1 @@
+"""A drafter's layers beside a target model: their own forward over their own KV pages."""
