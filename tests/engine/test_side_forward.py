@@ -1,4 +1,4 @@
-"""Layers beside a target against a literal computation: a block that sees itself, and keys of the target's cache."""
+"""SideForward against a literal computation: a block that sees itself, and keys of the target's cache."""
 
 from pathlib import Path
 from typing import Any

@@ -34,6 +34,8 @@ class Segment:
     num_mutual: int = 0
     """Last new tokens that see each other, later ones included (the block of a diffusion drafter); not with `parents`.
     Others see what is before them."""
+    adapter: int = 0
+    """Number of the sequence's adapter for linear layers that have any (`StepContext.token_adapters`); 0 for none."""
     num_committed: int | None = None
     """Leading tokens of the sequence that no verdict will reject, for recurrent states; None = all before a tree."""
 
@@ -69,6 +71,9 @@ class Batch:
     state_columns: npt.NDArray[np.int32] | None = None
     """For models with recurrent states: states, applied, first_slots and committed of `StateRows`, [4, S]."""
 
+    adapters: tuple[int, ...] | None = None
+    """`Segment.adapter` of each segment [S]; None if all are 0."""
+
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
@@ -79,6 +84,12 @@ class Batch:
         num_page_ids = int(self.layout[2 * num_rows + self.num_segments])
         sizes = (num_rows, num_rows, num_starts, num_page_ids, num_rows + 1 if self.has_trees else 0)
         return np.split(self.layout, np.cumsum(sizes))
+
+    def token_adapters(self, has_logits: bool = False) -> npt.NDArray[np.int64]:
+        """`Segment.adapter` of each token [R], or of those with logits [L]."""
+        segments = self.layout[self.num_rows : 2 * self.num_rows]
+        found = np.array(self.adapters or (0,) * self.num_segments, np.int64)[segments]
+        return found[self.logit_rows] if has_logits else found
 
 
 def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> Batch:
@@ -119,7 +130,11 @@ def build_batch(segments: Sequence[Segment], page_size: int, max_rows: int) -> B
     numbers = _last_visible(positions, segments) + row_segments + page_starts + page_ids
     if paths:
         numbers += _flatten_paths(paths, len(positions))
-    return Batch(token_ids, positions, logit_rows, np.array(numbers, np.int32), len(segments), bool(paths))
+    adapters = tuple(segment.adapter for segment in segments)
+    layout = np.array(numbers, np.int32)
+    batch = Batch(token_ids, positions, logit_rows, layout, len(segments), bool(paths))
+    batch.adapters = adapters if any(adapters) else None
+    return batch
 
 
 def _last_visible(positions: list[int], segments: Sequence[Segment]) -> list[int]:
@@ -134,7 +149,7 @@ def _last_visible(positions: list[int], segments: Sequence[Segment]) -> list[int
 
 
 def _mutual_paths(num_rows: int, end: int, num_mutual: int) -> dict[int, list[int]]:
-    """Slots of each of the last rows' last `num_mutual` positions: those of all of them, a row's own at its end."""
+    """Slots of each of the last rows' last `num_mutual` positions: all their slots, with the row's own slot last."""
     slots = range(end - num_mutual, end)
     return {num_rows - end + own: [*(slot for slot in slots if slot != own), own] for own in slots[:-1]}
 

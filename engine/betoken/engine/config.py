@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from betoken.engine.step import WrapLinear
 
 COMPILE_CHOICES = ("auto", "on", "off")
 QUANTIZE_CHOICES = ("int8", "int4")
@@ -82,6 +85,9 @@ class EngineConfig:
 
     Numbers follow transformers' `output_hidden_states`: 0 is what the first layer reads, n what the n-th layer
     leaves, and of the last that is after the final norm. -1 is the last, too."""
+    wrap_linear: "WrapLinear | None" = None
+    """Makes the layer that replaces each linear layer, such as one with adapters; None keeps them. For
+    adapter 0 it must compute the same as the layer."""
     self_check: bool = True
     """Compare the loaded engine with the model's own eager forward before serving."""
 

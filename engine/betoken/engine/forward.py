@@ -15,6 +15,7 @@ from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.batch import Batch
 from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
+from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
 
 ModelCall = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
@@ -45,6 +46,11 @@ class Forward(Protocol):
     @property
     def name(self) -> str:
         """Device and kernels: what the bits depend on besides weights and batch."""
+        ...
+
+    @property
+    def step(self) -> StepContext:
+        """The step that runs, for linear layers."""
         ...
 
     @property

@@ -26,7 +26,7 @@ class ModelInfo:
     """Empty when the checkpoint has no tokenizer.json."""
     num_parameters: int
     tokenizer_text: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
-    """Reads the tokenizer.json's text; empty where the checkpoint has none."""
+    """Reads the tokenizer.json's text; empty if the checkpoint has none."""
     path: Path | None = field(default=None, compare=False)
     """The checkpoint's directory or file."""
     media_token_ids: tuple[int, ...] = ()

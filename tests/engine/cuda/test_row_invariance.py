@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from betoken.engine.attention import register_attention
 from betoken.engine.bring_up.examine import _probe
-from betoken.engine.cuda.operators import StepContext
+from betoken.engine.cuda.operators import BatchContext
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
@@ -131,13 +131,13 @@ def test_stock_experts_are_refused(family: str) -> None:
         call_model(model, context, (), *arguments)
 
 
-def load(family: str) -> tuple[torch.nn.Module, StepContext]:
+def load(family: str) -> tuple[torch.nn.Module, BatchContext]:
     """A random model, and a context for five rows of one sequence."""
     register_attention()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](), attn_implementation="betoken").eval()
     replace_mixers(model)
-    context = StepContext()
+    context = BatchContext()
     rows = PagedRows(*(torch.tensor(part, dtype=torch.int32) for part in (range(5), [0] * 5, [0, 1], [1])))
     context.paged = PagedContext(KvPool(_probe(model, 640)[0], 2, 16, model.dtype, model.device), rows)
     return model, context

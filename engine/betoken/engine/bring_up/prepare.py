@@ -22,8 +22,9 @@ from betoken.engine.reference.block_linear import BlockLinear
 from betoken.engine.reference.forward import ReferenceForward
 from betoken.engine.state_pool import StatePool
 from betoken.engine.state_table import StateTable
+from betoken.engine.step import wrap_linears
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.layers import replace_linears
+from betoken.engine.weights.layers import linear_paths, replace_linears
 from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
@@ -90,13 +91,18 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     states = _state_pool(config, examined, num_pages)
     kernels = _kernels_for(config, model, pool)
+    linears = linear_paths(model)
+    forward: Forward
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
-        return ReferenceForward(model, pool, num_pages, examined.feature_layers, states), num_pages
-    kernels.set_num_threads(config.num_threads or torch.get_num_threads())
-    report = partial(_report_packing, progress)
-    report(0.0)
-    return CpuForward(model, kernels, pool, examined.feature_layers, states, report), num_pages
+        forward = ReferenceForward(model, pool, num_pages, examined.feature_layers, states)
+    else:
+        kernels.set_num_threads(config.num_threads or torch.get_num_threads())
+        report = partial(_report_packing, progress)
+        report(0.0)
+        forward = CpuForward(model, kernels, pool, examined.feature_layers, states, report)
+    wrap_linears(model, linears, config.wrap_linear, forward.step)
+    return forward, num_pages
 
 
 def _report_packing(progress: Progress, fraction: float) -> None:

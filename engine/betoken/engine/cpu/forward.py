@@ -25,6 +25,7 @@ from betoken.engine.kv_pool import KvPool
 from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
+from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
 from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.build import BuildError, cpu_isa
@@ -126,6 +127,7 @@ class CpuForward:
         Raises:
             ModelRefusedError: the model has states, and the kernels over them cannot be built.
         """
+        self.step = StepContext()
         capability = torch.backends.cpu.get_cpu_capability()
         self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler} for {cpu_isa()}"
         self._pool = pool
@@ -187,6 +189,7 @@ class CpuForward:
 
     def _begin(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Begin the batch's step on this thread and return the model call's arguments."""
+        self.step.begin(batch)
         self._cache.begin_step(batch.layout, batch.num_rows, batch.num_segments, batch.has_trees)
         if self._state_cache is not None and self._states is not None:
             columns = batch.state_columns

@@ -17,7 +17,7 @@ from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
 from betoken.engine.cuda.buckets import choose_bucket, length_bounds
 from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
-from betoken.engine.cuda.operators import StepContext
+from betoken.engine.cuda.operators import BatchContext
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
@@ -26,6 +26,7 @@ from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
+from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
 
 _PATH_SLOTS_PER_ROW = 16
@@ -66,7 +67,8 @@ class CudaForward:
         self._model = model
         self.parts = ModelParts(model, RowLinear, RowInvariance)
         self._device: torch.device = model.device
-        self._context = StepContext()
+        self._context = BatchContext()
+        self.step = StepContext()
         self._lengths = length_bounds(max_context)
         self._buckets: dict[int, _Bucket] = {}
         self.use_pool(pool)
@@ -115,6 +117,7 @@ class CudaForward:
         """See `Forward`."""
         inputs = StepInputs(EXAMPLE_ROWS, EXAMPLE_LOGITS, 1, self._scratch_page, self._device)
         self._context.paged = PagedContext(self._pool, inputs.make_rows(self._lengths[0]))
+        self.step.begin_recorded(inputs.token_adapters)
         self.model_call = compile_call(self.model_call, inputs.model_arguments(), self._model, cache_dir)
         self.is_compiled = True
 
@@ -153,4 +156,5 @@ class CudaForward:
 
     def _run(self, inputs: StepInputs, length: int) -> tuple[Tensor, ...]:
         self._context.paged = PagedContext(self._pool, inputs.make_rows(length))
+        self.step.begin_recorded(inputs.token_adapters)
         return self.model_call(*inputs.model_arguments())

@@ -22,10 +22,10 @@ from betoken.kernels.row_sum import row_sum
 NAMESPACE = "betoken_rows"
 
 _numbers = count()
-_contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
+_contexts: "WeakValueDictionary[int, BatchContext]" = WeakValueDictionary()
 
 
-class StepContext:
+class BatchContext:
     """Attention context that holds the pool and rows of the step being run or recorded."""
 
     def __init__(self) -> None:

@@ -18,8 +18,9 @@ from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, replace_grouped
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.kv_pool import KvPool, LayerShape
+from betoken.engine.step import wrap_linears
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.layers import replace_linears
+from betoken.engine.weights.layers import linear_paths, replace_linears
 from betoken.kernels.code_folder import private_folder, user_cache_dir
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def prepare_cuda(
         CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
     """
     torch.cuda.set_device(model.device)
+    linears = linear_paths(model)
     _keep_kernels(config)
     replace_grouped(model)
     if config.batch_invariant:
@@ -61,6 +63,7 @@ def prepare_cuda(
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
         name = _name(config, model.device)
         forward = CudaForward(model, scratch, max_context, name, config.batch_invariant, feature_layers)
+        wrap_linears(model, linears, config.wrap_linear, forward.step)
         try:
             use = measure_forward(lambda: _run_every_size(config, forward), model.device)
         except ModelRefusedError as error:

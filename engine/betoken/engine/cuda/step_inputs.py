@@ -1,9 +1,9 @@
 """Tensors that hold any batch up to a number of rows, always in the same memory, filled by one copy to the device.
 
-All are int32 and lie one after the other: token_ids [B], positions [B], last visible positions [B], row_segments [B],
-logit_rows [L], page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page ids, then the slots of tree
-paths, so that only what a batch uses of it is copied. Rows beyond the batch are padding: token 0 at position 0 of a
-page of no sequence.
+All are int32 and follow each other: token_ids [B], positions [B], last visible positions [B], row_segments [B],
+adapters [B], logit_rows [L], page_starts [B + 2], path_starts [B + 1], tail. The tail holds the page
+ids, then the slots of tree paths, so that only what a batch uses of it is copied. Rows beyond the batch are padding:
+token 0 at position 0 of a page of no sequence.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class StepInputs:
         self._num_rows = num_rows
         self._num_logits = num_logits
         self._scratch_page = scratch_page
-        sizes = (num_rows, num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
+        sizes = (num_rows, num_rows, num_rows, num_rows, num_rows, num_logits, num_rows + 2, num_rows + 1, tail_size)
         bounds = list(accumulate((_aligned(size) for size in sizes), initial=0))
         places = [slice(start, start + size) for start, size in zip(bounds, sizes, strict=False)]
         is_cuda = device.type == "cuda"
@@ -36,8 +36,8 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         parts = [self._device[place] for place in places]
         parts[-1].fill_(scratch_page)  # until it is filled, all rows are padding
-        self.token_ids, self.positions, self._last_visible, self._row_segments, self.logit_rows, *others = parts
-        *self._starts, self._tail = others
+        self.token_ids, self.positions, self._last_visible, self._row_segments, *others = parts
+        self._adapters, self.logit_rows, *self._starts, self._tail = others
 
     @classmethod
     def for_batch(cls, batch: Batch, scratch_page: int, device: torch.device) -> "StepInputs":
@@ -71,6 +71,7 @@ class StepInputs:
             (batch.positions if batch.has_trees else last_visible, 0),
             (last_visible, 0),
             (row_segments, batch.num_segments),
+            ([] if batch.adapters is None else batch.token_adapters().astype(np.int32), 0),
             (batch.logit_rows, 0),
             (page_starts, num_page_ids),
             (path_starts, int(path_starts[-1]) if batch.has_trees else 0),
@@ -91,6 +92,10 @@ class StepInputs:
         page_starts, path_starts = self._starts
         paths = TreePaths(path_starts, self._tail)
         return PagedRows(self._last_visible, self._row_segments, page_starts, self._tail, paths, max_length)
+
+    def token_adapters(self, has_logits: bool) -> Tensor:
+        """`Segment.adapter` of each token [B], or of those with logits [L]."""
+        return self._adapters[self.logit_rows.long()] if has_logits else self._adapters
 
     def model_arguments(self) -> tuple[Tensor, Tensor, Tensor]:
         """The arguments of a `ModelCall`, int64, made on the device."""

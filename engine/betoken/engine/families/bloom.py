@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
-from betoken.engine.families.family import Family, makes_no_mask
+from betoken.engine.families.family import Family, skip_mask
 from betoken.engine.mixers.attention import attend
 
 
@@ -41,5 +41,5 @@ BLOOM = Family(
     has_own_attention=True,
     is_loaded_eagerly=True,
     bindings={"BloomAttention": _bloom, "BloomGelu": _bloom_gelu},
-    finish=makes_no_mask,
+    finish=skip_mask,
 )

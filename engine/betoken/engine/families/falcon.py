@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from betoken.engine.attention import Scoring
-from betoken.engine.families.family import Family, makes_no_mask
+from betoken.engine.families.family import Family, skip_mask
 from betoken.engine.mixers.attention import attend
 from betoken.engine.mixers.recurrences import keep_head_weight, mamba2
 from betoken.engine.mixers.selective_scan import SelectiveScan
@@ -59,7 +59,7 @@ FALCON = Family(
     has_own_attention=True,
     is_loaded_eagerly=True,
     bindings={"FalconAttention": _falcon_attention, "FalconMLP": _falcon_linears},
-    finish=makes_no_mask,
+    finish=skip_mask,
 )
 
 FALCON_MAMBA = Family(

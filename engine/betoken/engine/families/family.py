@@ -92,6 +92,6 @@ class Family:
     """Regular expression of the tensors that predict further tokens (MTP), which the model itself does not use."""
 
 
-def makes_no_mask(model: Any) -> None:
+def skip_mask(model: Any) -> None:
     """Name our attention in a model that is loaded eagerly, so that it makes no mask."""
     model.config._attn_implementation_internal = ATTENTION_NAME

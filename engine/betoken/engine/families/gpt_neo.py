@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
-from betoken.engine.families.family import Family, makes_no_mask
+from betoken.engine.families.family import Family, skip_mask
 from betoken.engine.mixers.attention import attend
 
 
@@ -27,5 +27,5 @@ GPT_NEO = Family(
     has_own_attention=True,
     is_loaded_eagerly=True,
     bindings={"GPTNeoSelfAttention": _gpt_neo},
-    finish=makes_no_mask,
+    finish=skip_mask,
 )

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
-from betoken.engine.families.family import Family, makes_no_mask
+from betoken.engine.families.family import Family, skip_mask
 from betoken.engine.mixers.attention import attend
 
 
@@ -26,5 +26,5 @@ GPTJ = Family(
     has_own_attention=True,
     is_loaded_eagerly=True,
     bindings={"GPTJAttention": _gptj, "CodeGenAttention": _gptj},
-    finish=makes_no_mask,
+    finish=skip_mask,
 )

@@ -55,7 +55,7 @@ def _rotate(rows: Tensor, angles: Tensor) -> Tensor:
 
 
 def _llama4_layer(module: Any) -> None:
-    """Put a mixture whose experts run one by one in the place of one that runs all."""
+    """Replace a mixture that runs all experts by `Llama4Mixture`, which runs the chosen experts."""
     if module.is_moe_layer:
         module.feed_forward = Llama4Mixture(module.feed_forward, module.self_attn.config)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
-from betoken.engine.families.family import Family, makes_no_mask
+from betoken.engine.families.family import Family, skip_mask
 from betoken.engine.mixers.attention import attend
 from betoken.engine.mixers.rebinding import rebind
 
@@ -39,5 +39,5 @@ MPT = Family(
     has_own_attention=True,
     is_loaded_eagerly=True,
     bindings={"MptAttention": _mpt, "MptModel": _mpt_model},
-    finish=makes_no_mask,
+    finish=skip_mask,
 )

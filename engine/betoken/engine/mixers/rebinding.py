@@ -12,7 +12,7 @@ def own_forward(module: Any) -> Any:
 
 
 def rebind(module: Any, functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Have a module's forward find these functions by their names instead of those of its file."""
+    """Have a module's forward find these functions by name, not the functions of its file."""
     forward = own_forward(module)
     names = {**forward.__globals__, **functions}
     bound = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)

@@ -97,7 +97,7 @@ class RecurrentLayer:
 
 
 BindRecurrence = Callable[[RecurrentLayer], Callable[..., Any]]
-"""One layer's functions -> the one that computes a recurrence of transformers."""
+"""One layer's functions -> the function that computes a recurrence of transformers."""
 
 
 def gated_delta_rule(layer: RecurrentLayer) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from betoken.engine.parts import ModelParts
 from betoken.engine.reference.block_linear import BlockLinear, BlockProducts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
+from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
 from betoken.kernels.rows import PagedRows, TreePaths
 
@@ -45,6 +46,7 @@ class ReferenceForward:
         self.name = f"{model.device.type} {device}, reference kernels"
         self.parts = ModelParts(model, BlockLinear, nullcontext if is_cuda else whole_rows)
         self.parts.pool = pool
+        self.step = StepContext()
         self._model = model
         self._pool = pool
         self._feature_layers = feature_layers
@@ -60,6 +62,7 @@ class ReferenceForward:
 
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
+        self.step.begin(batch)
         num_padding = -batch.num_rows % _ROW_MULTIPLE
         kept = batch.logit_rows + [0] * (-len(batch.logit_rows) % _ROW_MULTIPLE)
         rows = self._padded_rows(batch, num_padding)

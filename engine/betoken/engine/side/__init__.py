@@ -1,1 +1,1 @@
-"""A drafter's layers beside a target model: their own forward over their own KV pages."""
+"""The forward of a drafter's layers over their own KV pages, on the target's device."""

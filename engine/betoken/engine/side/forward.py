@@ -62,7 +62,7 @@ class SideForward:
         shapes: each layer's record of a token, by layers from 0 on; empty for layers that write no keys.
         parts: the target's.
         num_pages: pages of the cache; there is one more, which belongs to no sequence.
-        cache_dir: where the CPU kernels are kept.
+        cache_dir: folder of the compiled CPU kernels.
         """
         self._run, self._layers, self._parts = run, layers, parts
         self._scratch_page = num_pages

@@ -135,6 +135,12 @@ def output_width(layer: Any) -> int:
     return width
 
 
+def linear_paths(model: nn.Module) -> list[str]:
+    """Return the paths of the linear layers of a model, as `replace_linears` finds them."""
+    kinds = (nn.Linear, Conv1D)
+    return [path for path, layer in model.named_modules() if type(layer) in kinds or isinstance(layer, GroupedLinear)]
+
+
 def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = False) -> None:
     """Replace every linear layer of a model by `make`'s, or only the output layer, freeing each in turn. A
     grouped output layer keeps its sums from then on."""
