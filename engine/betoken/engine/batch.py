@@ -4,7 +4,7 @@ It knows page lists and positions, not the model, its tensors or who asked.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class Segment:
     ids: Sequence[int]
     num_logits: int
     parents: Sequence[int] | None = None
+    _: KW_ONLY
     num_mutual: int = 0
     """Last new tokens that see each other, later ones included (the block of a diffusion drafter); not with `parents`.
     Others see what is before them."""

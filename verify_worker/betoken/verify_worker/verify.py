@@ -81,7 +81,7 @@ def _segment(work: Work) -> Segment:
     if work.takes_block:
         ids = [*ids, seq.ids[-1], *work.draft_ids]
     num_committed = seq.kv_length + len(ids) - len(work.draft_ids)
-    return Segment(seq.page_ids, seq.kv_length, ids, work.num_logits, work.parents, num_committed)
+    return Segment(seq.page_ids, seq.kv_length, ids, work.num_logits, work.parents, num_committed=num_committed)
 
 
 def _block_group(work: Work) -> BlockGroup:
