@@ -115,6 +115,7 @@ def test_an_interrupt_stops_an_answer_and_keeps_its_half_in_the_chat(router, scr
     terminal.type("go on\n")
     terminal.wait_for("1 tokens, the limit")
     assert conversation_of(router.requests[-1]) == [("user", "hi"), ("assistant", "half"), ("user", "go on")]
+    terminal.wait_for("> ", count=3)  # before it a terminal loses the end of the input
     terminal.type("\x04")
     assert terminal.process.wait(30) == 0
 
