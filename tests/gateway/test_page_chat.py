@@ -10,8 +10,7 @@ import pytest
 
 from tests.gateway.browser import answered, ask, fill, prompts, saying, send, talkative, texts, visit
 from tests.gateway.conftest import Gate, MakeGate
-from tests.gateway.test_tools import WEATHER, WRITTEN
-from tests.gateway.tools import SPECIAL, TEMPLATES
+from tests.gateway.tools import OPEN_WEATHER, SPECIAL, TEMPLATES, WRITTEN
 from tests.router.harness import CHAT_TEMPLATE, Tokenizer, byte_tokenizer_json
 
 
@@ -164,7 +163,7 @@ async def test_a_plain_text_is_as_long_as_the_context_allows(page: Any, make_gat
 @pytest.mark.parametrize("tokenizer", [TEMPLATES["hermes"]], indirect=True)
 async def test_tool_calls_are_shown_and_their_results_are_sent(page: Any, make_gate: MakeGate, tokenizer: Any) -> None:
     gate = await make_gate(model=saying(tokenizer, WRITTEN["hermes"]))
-    await ask(page, gate, tools=json.dumps([WEATHER]))
+    await ask(page, gate, tools=json.dumps([OPEN_WEATHER]))
     await answered(page)
     assert "weather" in await page.text_content(".call") and "Bern" in await page.text_content(".call pre")
     await page.fill(".results textarea", "It snows.")

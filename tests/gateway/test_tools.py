@@ -10,20 +10,10 @@ import pytest
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.testing.fake_model import FakeModel
 from tests.gateway.conftest import Gate, MakeGate
-from tests.gateway.tools import ARGUMENTS, SPECIAL, TEMPLATES
+from tests.gateway.tools import ARGUMENTS, OPEN_WEATHER, SPECIAL, TEMPLATES, WRITTEN
 from tests.router.harness import byte_tokenizer_json
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-}
 CHAT: list[Any] = [{"role": "user", "content": "How is it in Bern?"}]
-WRITTEN = {
-    "hermes": f'I ask.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    "mistral": f'I ask.[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',
-    "mistral named": f"I ask.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
-    "llama": f'I ask.<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
-}
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +32,7 @@ async def test_tool_calls_are_parsed_from_whole_answers_and_streams(
     make_gate: MakeGate, tokenizer: Tokenizer, style: str
 ) -> None:
     gate = await saying(make_gate, tokenizer, WRITTEN[style])
-    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER]}
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [OPEN_WEATHER]}
     whole = (await gate.openai.chat.completions.create(**options)).choices[0]
     assert whole.finish_reason == "tool_calls" and whole.message.content == "I ask."
     (call,) = whole.message.tool_calls
@@ -72,10 +62,10 @@ async def test_tool_calls_and_their_results_reach_the_template(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "123456789", "content": "sunny"},
     ]
-    answer = await gate.openai.chat.completions.create(model="fake", messages=messages, tools=[WEATHER])
+    answer = await gate.openai.chat.completions.create(model="fake", messages=messages, tools=[OPEN_WEATHER])
     assert answer.choices[0].message.content == "Fine." and answer.choices[0].finish_reason == "stop"
     text = tokenizer.decode(opened[-1].prompt_ids)
-    assert text.startswith(json.dumps(WEATHER) + "\n<user>How")
+    assert text.startswith(json.dumps(OPEN_WEATHER) + "\n<user>How")
     assert f'<assistant>{{"name": "weather", "arguments": {ARGUMENTS}}}<tool>sunny' in text
 
 
@@ -90,7 +80,7 @@ async def test_a_stop_string_that_may_have_begun_moves_no_text_behind_a_tool_cal
 ) -> None:
     text = f'I ask? [TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]'
     gate = await saying(make_gate, tokenizer, text if " " in stop else text.replace("? ", "?"))
-    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER], "stop": [stop]}
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [OPEN_WEATHER], "stop": [stop]}
     if not is_stream:
         message = (await gate.openai.chat.completions.create(**options)).choices[0].message
         assert (message.content, len(message.tool_calls)) == ("I ask?", 1)
@@ -107,7 +97,7 @@ async def test_half_a_character_before_a_tool_calls_mark_keeps_the_call(
     call = f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]'
     script = (*tokenizer.encode("é")[:1], *tokenizer.encode(call))
     gate = await make_gate(model=FakeModel(tokenizer.vocab_size, script=script))
-    options: Any = {"model": "fake", "messages": CHAT, "tools": [WEATHER]}
+    options: Any = {"model": "fake", "messages": CHAT, "tools": [OPEN_WEATHER]}
     message = (await gate.openai.chat.completions.create(**options)).choices[0].message
     assert (message.content, len(message.tool_calls)) == ("\ufffd", 1)
 
@@ -125,7 +115,7 @@ async def test_line_separators_of_an_answer_are_escaped_in_its_events(
 
 async def test_without_tools_no_text_is_parsed_as_a_tool_call(make_gate: MakeGate, tokenizer: Tokenizer) -> None:
     gate = await saying(make_gate, tokenizer, WRITTEN["hermes"])
-    for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+    for options in ({}, {"tools": [OPEN_WEATHER], "tool_choice": "none"}):
         asked: Any = {"model": "fake", "messages": CHAT, **options}
         answer = await gate.openai.chat.completions.create(**asked)
         assert answer.choices[0].message.content == WRITTEN["hermes"]
@@ -158,16 +148,19 @@ async def test_unsupported_tool_fields_are_rejected_by_name(make_gate: MakeGate,
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     named = {"type": "function", "function": {"name": "weather"}}
     for field, param in (
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),  # in no form that is known
-        ({"tools": [WEATHER], "tool_choice": named}, "tool_choice"),
-        ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [OPEN_WEATHER], "tool_choice": "required"}, "tool_choice"),  # in no form that is known
+        ({"tools": [OPEN_WEATHER], "tool_choice": named}, "tool_choice"),
+        ({"tools": [OPEN_WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [strict]}, "tools"),
-        ({"tools": [WEATHER]}, "tools"),  # calls could not be distinguished from text
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": 3}, "tool_choice"),
+        ({"tools": [OPEN_WEATHER]}, "tools"),  # calls could not be distinguished from text
+        ({"tools": [OPEN_WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [OPEN_WEATHER], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [OPEN_WEATHER], "tool_choice": 3}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {"tools": [OPEN_WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
@@ -183,7 +176,7 @@ async def test_unsupported_tool_fields_are_rejected_by_name(make_gate: MakeGate,
 
 
 @pytest.mark.parametrize("tokenizer", [""], indirect=True)
-@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [OPEN_WEATHER], "tool_choice": "none"}])
 async def test_a_chat_that_may_not_call_needs_no_known_tool_call_format(
     make_gate: MakeGate, tokenizer: Tokenizer, fields: dict[str, Any]
 ) -> None:

@@ -37,3 +37,15 @@ SCHEMA: dict[str, Any] = {
     "x-guidance": {"whitespace_pattern": " ?"},
 }
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+OPEN_WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+"""Takes any city."""
+WRITTEN = {
+    "hermes": f'I ask.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "mistral": f'I ask.[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',
+    "mistral named": f"I ask.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
+    "llama": f'I ask.<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
+}
+"""The same call in each format, after a sentence."""

@@ -37,7 +37,7 @@ OPTIONS: dict[str, list[Any]] = {
     "truncation_side": ["left", "right"],
     "unk_token": ["a"],
     "bos_token": ["<s>", "<new>", None],
-    "eos_token": ["the", "<new>", {"content": "<eos>", "lstrip": True}, None],
+    "eos_token": ["the", "<new>", {"__type": "AddedToken", "content": "<eos>", "lstrip": True}, None],
     "pad_token": ["<new>", None],
     "sep_token": ["<other>"],
     "image_token": ["<other>"],
