@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from betoken.cli import demo
-from betoken.cli.demo import Check, Demo, DemoForm, TimedCompletion
+from betoken.cli.demo import Check, Demo, DemoForm
+from betoken.cli.report import TimedCompletion
 from betoken.client import SpeculationStats, Token, TokenOrigin
 from betoken.v1 import generation_pb2 as pb
 

@@ -48,4 +48,4 @@ WRITTEN = {
     "mistral named": f"I ask.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
     "llama": f'I ask.<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
 }
-"""The same call in each format, after a sentence."""
+"""A sentence and one call, by format."""

@@ -26,8 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from betoken.cli import connection as c
-from betoken.cli import report, starting, up_options
+from betoken.cli import starting, up_options
 from betoken.cli.provenance import Provenance, visible
+from betoken.cli.report import TimedCompletion
 from betoken.cli.services import missing_packages
 from betoken.cli.up import services_config
 from betoken.cli.up_form import UpForm
@@ -65,19 +66,6 @@ class DemoForm:
     temperature: Annotated[float, typer.Option(min=0.0, help="0 = greedy.")] = 0.0
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32, of both models.")] = "bfloat16"
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats with and without speculation.")] = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TimedCompletion:
-    """A completion and the seconds from the call to its last message."""
-
-    completion: Completion
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens received per second."""
-        return report.tokens_per_s(self.completion, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Knows answers; knows no stream and no command.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
@@ -18,6 +18,19 @@ _MODE_NOTES = {
     VerificationMode.TYPICAL: "lossy, not the target's distribution",
 }
 _BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCompletion:
+    """A completion and the seconds from the call to its last message, as the client measured them."""
+
+    completion: Completion
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second, prefill and transport included."""
+        return tokens_per_s(self.completion, self.seconds)
 
 
 def table(completion: Completion, elapsed_s: float) -> Table:

@@ -21,7 +21,8 @@ from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.prompts import Prompt
 from betoken.bench.sides import HOSTED, PLAIN_DECODING, Side, Variant
 from betoken.bench.stack import Stack
-from betoken.bench.streams import TimedCompletion, generate, sampling
+from betoken.bench.streams import generate, sampling
+from betoken.cli.report import TimedCompletion
 from betoken.client import Completion
 
 TRIAL_TOKENS = 48

@@ -32,8 +32,9 @@ from betoken.bench.speculation_totals import (
     round_times,
 )
 from betoken.bench.stack import Stack
-from betoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
+from betoken.bench.streams import generate, run_bounded, sampling, speculation
 from betoken.cli.local_services import LocalServicesConfig
+from betoken.cli.report import TimedCompletion
 from betoken.client import ModelInfo
 
 BETOKEN, BETOKEN_OFF = "betoken", "betoken_off"

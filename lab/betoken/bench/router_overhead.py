@@ -30,7 +30,8 @@ from betoken.bench.fake_workers import READY_FILE
 from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.near_tie import first_difference
 from betoken.bench.prompts import OWN_PROMPTS, load_prompts
-from betoken.bench.streams import TimedCompletion, generate, run_bounded, sampling, speculation
+from betoken.bench.streams import generate, run_bounded, sampling, speculation
+from betoken.cli.report import TimedCompletion
 from betoken.cli.service_process import ServiceFailedError, ServiceProcess, service_environment
 from betoken.client import AsyncClient, Completion, RetryPolicy
 from betoken.rpc.server import loop_factory

@@ -6,29 +6,16 @@ Knows no process; the caller has services running and a client connected.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from asyncio_pool import AioPool
 
 from betoken.bench.matrix import NO_DRAFTER
-from betoken.client import AsyncClient, Completion, Sampling, Speculation, VerificationMode
+from betoken.cli.report import TimedCompletion
+from betoken.client import AsyncClient, Sampling, Speculation, VerificationMode
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class TimedCompletion:
-    """An answer and the seconds from the call to its last message, as the client saw them."""
-
-    completion: Completion
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens per second, prefill and transport included."""
-        return len(self.completion.output_ids) / self.seconds
 
 
 def speculation(

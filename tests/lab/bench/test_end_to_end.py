@@ -13,7 +13,7 @@ from betoken.bench import end_to_end, identity_check
 from betoken.bench.baseline import PLAIN, BaselineRun
 from betoken.bench.end_to_end_options import parse_options
 from betoken.bench.prompts import Prompt
-from betoken.bench.streams import TimedCompletion
+from betoken.cli.report import TimedCompletion
 from betoken.client import Speculation, StepCost
 from tests.lab.bench.made_up_runs import STATS
 
