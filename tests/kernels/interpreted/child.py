@@ -1,4 +1,5 @@
-"""Runs the tests it is given and writes their reports to standard output, one JSON line each; started by `conftest`."""
+"""Runs the files of tests it is sent and writes their reports to standard output, one JSON line each; started by
+`conftest`."""
 
 import json
 import os
@@ -22,13 +23,16 @@ class Reporter:
         self._stream.write(json.dumps(data) + "\n")
 
 
-def main() -> int:
+def main() -> None:
+    """Run the tests of each argument file named by a line of standard input; write `null` after the last of each."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what pytest and the tests print is for the parent's complaint, should there be one
     # The parent has selected already: no marker expression of the project's own.
     options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]
-    return int(pytest.main([*options, *sys.argv[1:]], plugins=[Reporter(stream)]))
+    for line in sys.stdin:
+        pytest.main([*options, f"@{line.rstrip()}"], plugins=[Reporter(stream)])
+        stream.write("null\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

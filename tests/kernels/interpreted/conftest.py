@@ -1,8 +1,9 @@
-"""Runs each file of this folder in a separate process, in which Triton interprets its kernels on CPU tensors.
+"""Runs the files of this folder in a separate process, in which Triton interprets its kernels on CPU tensors.
 
 Triton decides when a kernel is decorated, so the process that runs the other tests cannot switch. That process sends
-a file's selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu` stay
-in it: there the same kernels run compiled. A test takes the fixture `device`, and `takes_triton` around what it tests.
+each file's selected tests to a child with TRITON_INTERPRET=1 and reports each outcome as its own. Tests marked `gpu`
+stay in it: there the same kernels run compiled. A test takes the fixture `device`, and `takes_triton` around what it
+tests.
 """
 
 import json
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,54 +26,75 @@ HERE = Path(__file__).parent
 IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 if IS_INTERPRETING:
-    from tests.kernels.interpreted import fixed_order
+    from tests.kernels.interpreted import fixed_order, patched_once
 
     fixed_order.install()
+    patched_once.install()
 
 
 class Child:
-    """The interpreting process of one file and what it has reported so far, by test."""
+    """The interpreting process, and what it has reported so far of the file it was sent last, by test."""
 
-    def __init__(self, config: pytest.Config, path: Path, items: list[pytest.Item]) -> None:
-        self.path = path
+    def __init__(self, config: pytest.Config) -> None:
+        self.path = Path()
         self._config = config
-        self._arguments = tempfile.NamedTemporaryFile("w", suffix=".txt")
-        self._arguments.write("\n".join(item.nodeid for item in items))
-        self._arguments.flush()
         self._complaints = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "child.py"), f"@{self._arguments.name}"],
+            [sys.executable, str(HERE / "child.py")],
             cwd=config.rootpath,
             env={**os.environ, "TRITON_INTERPRET": "1"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
         )
         self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._arguments: Any = None
+        self.is_running = False
+
+    def run(self, path: Path, items: list[pytest.Item]) -> None:
+        """Send the tests of one file."""
+        assert self._process.stdin is not None
+        self.path, self.is_running = path, True
+        self._arguments = tempfile.NamedTemporaryFile("w", suffix=".txt")
+        self._arguments.write("\n".join(item.nodeid for item in items))
+        self._arguments.flush()
+        self._process.stdin.write(f"{self._arguments.name}\n")
+        self._process.stdin.flush()
+
+    def has_finished(self) -> bool:
+        """Whether another file may be sent; waits for the end if all reports were read."""
+        return not self.is_running or (not self._reports and self._read() is None and self._process.poll() is None)
 
     def reports(self, item: pytest.Item) -> list[pytest.TestReport]:
         """Waits for the test's reports; a failure report if the child has none."""
-        assert self._process.stdout is not None
         while not any(report.when == "teardown" for report in self._reports.get(item.nodeid, ())):
-            line = self._process.stdout.readline()
-            if not line:
-                self._process.wait()
-                return [*self._reports.get(item.nodeid, ()), self._lost(item)]
-            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=json.loads(line))
+            report = self._read() if self.is_running else None
+            if report is None:
+                return [*self._reports.pop(item.nodeid, ()), self._lost(item)]
             if isinstance(report.longrepr, list):
                 report.longrepr = tuple(report.longrepr)  # a skip's (path, line, reason), which JSON made a list
             self._reports.setdefault(report.nodeid, []).append(report)
         return self._reports.pop(item.nodeid)
 
+    def _read(self) -> Any:
+        """The next report; None after the last of a file, or of the process."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+        data = json.loads(line or "null")
+        self.is_running = data is not None
+        return data and self._config.hook.pytest_report_from_serializable(config=self._config, data=data)
+
     def _lost(self, item: pytest.Item) -> pytest.TestReport:
         self._complaints.seek(0)
-        text = f"the interpreting process ended with {self._process.returncode}\n{self._complaints.read()[-4000:]}"
+        text = f"the interpreting process reports nothing: {self._process.poll()}\n{self._complaints.read()[-4000:]}"
         return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call")
 
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._arguments.close()
         self._complaints.close()
 
 
@@ -89,10 +112,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     config = item.config
     child = config.stash.get(CHILD, None)
     if child is None or child.path != item.path:
-        if child is not None:
+        if child is not None and not child.has_finished():
             child.stop()
-        of_file = [other for other in item.session.items if other.path == item.path and is_delegated(other)]
-        child = config.stash[CHILD] = Child(config, item.path, of_file)
+            child = None
+        child = config.stash[CHILD] = child or Child(config)
+        child.run(item.path, [one for one in item.session.items if one.path == item.path and is_delegated(one)])
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in child.reports(item):
         item.ihook.pytest_runtest_logreport(report=report)

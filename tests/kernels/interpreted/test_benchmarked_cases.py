@@ -18,8 +18,8 @@ SMALL_LAYERS = (
 
 def small_cases(device: torch.device) -> list[Case]:
     return [
-        *sampling_cases(device, vocab_size=600, row_counts=(3,)),
-        *paged_cases(device, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40),
+        *sampling_cases(device, vocab_size=600, row_counts=(2,)),
+        *paged_cases(device, Shape(num_heads=4, num_key_heads=2, size=16), max_context=40, num_sequences=5),
         *state_cases(device, SMALL_LAYERS, 40, 3),
         *product_cases(device, layers=((24, 40),), experts=((5, 24, 40),)),
     ]

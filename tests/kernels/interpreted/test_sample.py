@@ -33,6 +33,7 @@ def test_triton_sampled_tokens_equal_the_reference(
 
 @pytest.mark.parametrize("num_rows", [1, 70])
 def test_triton_sample_takes_any_number_of_rows(num_rows: int, device: torch.device, takes_triton) -> None:
+    num_rows = min(num_rows, 24) if device.type == "cpu" else num_rows
     logits, settings = random_case(num_rows, 63, num_rows)
     assert_equals_reference(logits, settings, device, takes_triton)
 
@@ -98,6 +99,8 @@ def test_a_triton_sampled_row_does_not_depend_on_the_others(device: torch.device
 def test_rows_without_a_finite_largest_value_choose_nothing(
     vocab_size: int, settings: dict, device: torch.device, takes_triton
 ) -> None:
+    if device.type == "cpu" and "top_p" not in settings:  # two tiles instead of two chunks of tiles
+        vocab_size = min(vocab_size, 1100)
     logits, _ = unsound_case(vocab_size)
     assert_equals_reference(logits, settings, device, takes_triton)
 

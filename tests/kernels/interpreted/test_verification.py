@@ -30,7 +30,7 @@ def assert_equals_reference(blocks: Blocks, device: torch.device, takes_triton) 
     return expected
 
 
-@pytest.mark.parametrize("vocab_size", [1, 63, 1000, 4096])
+@pytest.mark.parametrize("vocab_size", [1, 63, 1000, 2048])
 def test_triton_verification_equals_the_reference(vocab_size: int, device: torch.device, takes_triton) -> None:
     rng = np.random.default_rng(vocab_size)
     blocks = make_blocks(rng, vocab_size, LENGTHS, DTYPES[vocab_size % 3])
@@ -39,7 +39,7 @@ def test_triton_verification_equals_the_reference(vocab_size: int, device: torch
 
 
 def test_triton_verification_takes_many_blocks(device: torch.device, takes_triton) -> None:
-    blocks = make_blocks(np.random.default_rng(70), 63, [1, 0] * 17)
+    blocks = make_blocks(np.random.default_rng(70), 63, [1, 0] * (6 if device.type == "cpu" else 17))
     assert_equals_reference(blocks, device, takes_triton)
 
 

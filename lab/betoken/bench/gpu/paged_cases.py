@@ -33,14 +33,16 @@ class Shape:
         return 2 * self.num_key_heads * self.size * _DTYPE.itemsize
 
 
-def paged_cases(device: torch.device, shape: Shape | None = None, max_context: int = 4096) -> Iterator[Case]:
+def paged_cases(
+    device: torch.device, shape: Shape | None = None, max_context: int = 4096, num_sequences: int = 32
+) -> Iterator[Case]:
     """Every case of this file."""
     shape = shape or Shape()
-    for num_sequences, num_rows in ((1, 6), (32, 1), (32, 6)):
-        yield _attention_case(device, shape, num_sequences, num_rows, max_context)
-    yield _write_case(device, shape, num_sequences=32, num_rows=6, context=max_context)
-    yield _compact_case(device, shape, num_sequences=32, num_moves=6)
-    yield _short_conv_case(device, shape, num_sequences=32, num_rows=6, context=max_context)
+    for num_attended, num_rows in ((1, 6), (num_sequences, 1), (num_sequences, 6)):
+        yield _attention_case(device, shape, num_attended, num_rows, max_context)
+    yield _write_case(device, shape, num_sequences, num_rows=6, context=max_context)
+    yield _compact_case(device, shape, num_sequences, num_moves=6)
+    yield _short_conv_case(device, shape, num_sequences, num_rows=6, context=max_context)
 
 
 def _caches(device: torch.device, shape: Shape, num_pages: int) -> tuple[Tensor, Tensor]:
