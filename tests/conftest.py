@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +13,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.clock import CLOCK, Clock
+from tests.fork_server import ForkedPopen
 
 # What is imported and collected stays. Searching it for garbage took two fifths of the time until the first test.
 gc.disable()
 CLOCK.install()
+if sys.platform == "linux":
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
 # An example slowed down by a machine pause is not a fault. Every run has the same examples, so that a failing one
 # is the change's; `--hypothesis-profile=search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
