@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_type_hints
 
 FormT = TypeVar("FormT")
 
 
 def command(run: Callable[[FormT], None], form: type[FormT]) -> Callable[..., None]:
-    """`run` as a function of the fields of `form`, a dataclass, as typer takes one.
+    """`run` as a function of the fields of `form`, a dataclass, as typer takes one; required if without a default.
 
     A class's own fields come before inherited ones, and redeclared ones keep their position.
     """
     hints = get_type_hints(form, include_extras=True)
-    defaults = {field.name: field.default for field in fields(form)}  # type: ignore[arg-type]
+    required = inspect.Parameter.empty
+    defaults = {
+        field.name: required if field.default is MISSING else field.default
+        for field in fields(form)  # type: ignore[arg-type]
+    }
     names: dict[str, None] = {}
     for name in (name for owner in form.__mro__ for name in vars(owner).get("__annotations__", ())):
         names.pop(name, None)

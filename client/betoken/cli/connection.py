@@ -90,7 +90,7 @@ class Connection:
         files = (self.tls_ca_file, self.tls_cert_file, self.tls_key_file)
         has_tls = self.tls or any(files) or bool(self.tls_server_name)
         tls = ClientTls(*files, server_name=self.tls_server_name) if has_tls else None
-        key = None if self.api_key_file is None else _key_in(self.api_key_file)
+        key = None if self.api_key_file is None else read_key(self.api_key_file)
         try:
             return Client(self.address, tls=tls, retry=_RETRY, timeout_s=self.timeout_s, api_key=key)
         except OSError as error:
@@ -99,9 +99,11 @@ class Connection:
             raise InvalidArgumentError(field, error.filename, f"cannot be read ({error.strerror})") from None
 
 
-def _key_in(file: Path) -> str:
-    """Raises:
-    InvalidArgumentError: the file cannot be read, or holds no key.
+def read_key(file: Path) -> str:
+    """Return the API key in a file.
+
+    Raises:
+        InvalidArgumentError: the file cannot be read, or holds no key.
     """
     try:
         return check_api_key(file.read_text().strip())
@@ -111,8 +113,10 @@ def _key_in(file: Path) -> str:
 
 
 @contextmanager
-def reported_errors(connection: Connection, as_json: bool) -> Iterator[None]:
+def reported_errors(connection: Connection | None, as_json: bool) -> Iterator[None]:
     """Ends the command with one line (or one JSON object) about what went wrong; interrupted, quietly.
+
+    `connection`: None for a command without a router.
 
     Raises:
         typer.Exit: in place of the error.
@@ -164,10 +168,11 @@ def option_of(field: str, prefix: str = "--") -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _described(error: Exception, connection: Connection) -> str:
+def _described(error: Exception, connection: Connection | None) -> str:
     if not isinstance(error, BetokenError):
         return str(error)
-    text = escaped(f"{error.code.name}: {in_options(error)} (router {connection.address})")
+    router = f" (router {connection.address})" if connection is not None else ""
+    text = escaped(f"{error.code.name}: {in_options(error)}{router}")
     return f"{text}, request {error.request_id}" if error.request_id else text
 
 

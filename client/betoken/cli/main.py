@@ -17,6 +17,7 @@ from betoken.cli.generate import generate
 from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import InfoForm, info
 from betoken.cli.new_key import new_key
+from betoken.cli.plan import PlanForm, print_plan
 from betoken.cli.up import up
 from betoken.cli.up_form import up_form
 from betoken.common.release import __version__
@@ -33,6 +34,7 @@ app.command()(command(chat, ChatForm))
 app.command()(command(info, InfoForm))
 app.command()(command(demo, DemoForm))
 app.command()(new_key)
+app.command("plan")(command(print_plan, PlanForm))
 for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),

@@ -1,0 +1,118 @@
+"""`betoken plan`: expected speed-up and best draft length of a deployment, from its step times and acceptance.
+
+Runs no service; `common.economy` has the formulas.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from betoken.cli.connection import reported_errors
+from betoken.common.economy.plan import DraftKind, Plan, PlanInputs, PlannedMode, PlannedRound, plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanForm:
+    """The values of the options."""
+
+    target_step_ms: Annotated[float, typer.Option(help="Decode step of the target with --batch sequences, ms.")]
+    draft_step_ms: Annotated[float, typer.Option(help="Forward of the drafter, ms.")]
+    acceptance: Annotated[float, typer.Option(help="Acceptance probability of a draft token, 0 to 1.")]
+    batch: Annotated[int, typer.Option(help="Sequences per forward.")] = 1
+    rtt_ms: Annotated[float, typer.Option(help="Round trip from the router to either worker, ms.")] = 0.0
+    hit_rate: Annotated[float, typer.Option(help="Share of overlapped rounds whose outcome was drafted, 0 to 1.")] = 0.8
+    token_ms: Annotated[float, typer.Option(help="Time that one more token adds to a verify forward, ms.")] = 0.0
+    experts: Annotated[int | None, typer.Option(help="Experts per layer of a mixture-of-experts target.")] = None
+    active: Annotated[int | None, typer.Option(help="Experts that a token selects.")] = None
+    draft: Annotated[DraftKind, typer.Option(help="Forwards of the drafter: one per token, or one per round.")] = (
+        DraftKind.SEQUENTIAL
+    )
+    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft to consider.")] = 16
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+
+
+def print_plan(form: PlanForm) -> None:
+    """Predict the speed-up of speculative decoding, the best draft length, and the costs at which it is slower."""
+    with reported_errors(None, form.json_):
+        values = {field.name: getattr(form, field.name) for field in fields(PlanInputs)}
+        planned = plan(PlanInputs(**values))
+        if form.json_:
+            print(json.dumps(as_json(planned)))
+            return
+        console = Console()
+        console.print(summary(planned))
+        console.print()
+        console.print(table(planned))
+
+
+def as_json(planned: Plan) -> dict[str, Any]:
+    """The plan, of JSON types only, with the best draft lengths; 0 if decoding without speculation is faster."""
+    best = {"synchronous": planned.best_synchronous, "overlapped": planned.best_overlapped}
+    return asdict(planned) | {
+        "tokens_per_s": planned.tokens_per_s(),
+        "best": {name: _best_json(planned, name, one) for name, one in best.items()},
+    }
+
+
+def _best_json(planned: Plan, name: str, best: PlannedRound) -> dict[str, Any]:
+    mode: PlannedMode = getattr(best, name)
+    pays = mode.speedup > 1
+    return {
+        "num_draft_tokens": best.num_draft_tokens if pays else 0,
+        "speedup": max(1.0, mode.speedup),
+        "tokens_per_s": planned.tokens_per_s(mode if pays else None),
+    }
+
+
+def summary(planned: Plan) -> Table:
+    """The inputs and the best draft length of both modes."""
+    inputs = planned.inputs
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+    grid.add_row(
+        "decode step", f"{inputs.target_step_ms:g} ms, batch {inputs.batch}: {planned.tokens_per_s():.1f} tokens/s"
+    )
+    grid.add_row("draft forward", f"{inputs.draft_step_ms:g} ms, {inputs.draft}: c = {inputs.draft_ratio:.3f}")
+    grid.add_row("acceptance", f"{inputs.acceptance:g}; overlapped rounds: hit rate {inputs.hit_rate:g}")
+    if planned.decode_experts is not None:
+        grid.add_row("experts", f"{planned.decode_experts:.1f} of {inputs.experts} distinct per layer in a decode step")
+    grid.add_row("synchronous", _best(planned, planned.best_synchronous, planned.best_synchronous.synchronous))
+    grid.add_row("overlapped", _best(planned, planned.best_overlapped, planned.best_overlapped.overlapped))
+    return grid
+
+
+def _best(planned: Plan, best: PlannedRound, mode: PlannedMode) -> str:
+    if mode.speedup <= 1:
+        speed = f"does not pay off: at best {mode.speedup:.2f} x, at K = {best.num_draft_tokens}"
+    else:
+        tokens_per_s = planned.tokens_per_s(mode)
+        speed = f"{mode.speedup:.2f} x at K = {best.num_draft_tokens}, {tokens_per_s:.1f} tokens/s"
+    stops = f"stops paying off beyond beta {mode.break_even_verify_ratio:.2f} or c {mode.break_even_draft_ratio:.3f}"
+    return f"{speed}; {stops}"
+
+
+def table(planned: Plan) -> Table:
+    """Expected speeds by draft length; the best of each mode is marked."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    is_moe = planned.decode_experts is not None
+    for header in ("K", "tau", *(("experts",) if is_moe else ()), "beta", "synchronous", "overlapped"):
+        grid.add_column(header, justify="right")
+    for one in planned.rounds:
+        marks = [" *" if one is best else "  " for best in (planned.best_synchronous, planned.best_overlapped)]
+        grid.add_row(
+            str(one.num_draft_tokens),
+            f"{one.block_length:.2f}",
+            *((f"{one.verify_experts:.1f}",) if is_moe else ()),
+            f"{one.verify_ratio:.2f}",
+            f"{one.synchronous.speedup:.2f}{marks[0]}",
+            f"{one.overlapped.speedup:.2f}{marks[1]}",
+        )
+    return grid

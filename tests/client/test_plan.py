@@ -1,0 +1,45 @@
+"""`betoken plan`: a table or one JSON object, and errors that name the option."""
+
+import json
+
+import pytest
+
+from tests.client.command import run
+
+DENSE = ["--target-step-ms", "20", "--draft-step-ms", "2", "--acceptance", "0.8"]
+
+
+def test_plan_prints_the_best_draft_length_of_both_modes():
+    result = run("plan", *DENSE, "--hit-rate", "1", env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    assert "2.47 x at K = 6" in result.output and "4.46 x at K = 9" in result.output
+    assert "stops paying off beyond beta 3.35 or c 0.492" in result.output
+
+
+def test_plan_prints_one_json_object():
+    planned = json.loads(run("plan", *DENSE, "--experts", "128", "--active", "8", "--json").stdout)
+    assert planned["inputs"]["acceptance"] == 0.8 and len(planned["rounds"]) == 16
+    assert planned["decode_experts"] == pytest.approx(8.0)
+    assert planned["best"]["synchronous"]["num_draft_tokens"] == 0  # each token reads other experts
+    assert planned["best"]["synchronous"]["speedup"] == 1.0
+
+
+def test_plan_says_if_speculation_does_not_pay_off():
+    result = run("plan", *DENSE[:4], "--acceptance", "0.05", env={"COLUMNS": "160"})
+    assert "does not pay off: at best 0.95 x, at K = 1" in result.output
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_plan_reports_a_bad_value_with_its_option_and_limit(as_json):
+    result = run("plan", *DENSE[:4], "--acceptance", "1.5", *(["--json"] if as_json else []))
+    assert result.exit_code == 1
+    if as_json:
+        error = json.loads(result.stdout)["error"]
+        assert (error["field"], error["value"], error["limit"]) == ("acceptance", "1.5", "must be 0 to 1")
+    else:
+        assert "INVALID_ARGUMENT: --acceptance = 1.5: must be 0 to 1" in result.output
+
+
+def test_plan_requires_the_step_times_and_the_acceptance():
+    result = run("plan", "--target-step-ms", "20", "--acceptance", "0.5")
+    assert result.exit_code == 2 and "--draft-step-ms" in result.output
