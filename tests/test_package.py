@@ -50,7 +50,7 @@ def sources() -> dict[str, Path]:
 
 def test_the_sdk_alone_carries_no_service_no_kernel_and_no_benchmark(wheels: SimpleNamespace) -> None:
     packages = {name.split("/")[1] for name in wheels.sdk.files}
-    assert packages == {"v1", "common", "client", "cli", "testing"}
+    assert packages == {"v1", "common", "client", "cli", "loadtest", "testing"}
     assert {Path(name).suffix for name in wheels.sdk.files} <= {".py", ".pyi", ".proto", ".typed"}
     assert not [name for name in wheels.sdk.files if name.endswith(".py") and "triton" in sources()[name].read_text()]
 

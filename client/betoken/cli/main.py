@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from betoken.cli import services
+from betoken.cli.bench import BenchForm, bench
 from betoken.cli.chat import ChatForm, chat
 from betoken.cli.command import command
 from betoken.cli.demo import DemoForm, demo
@@ -35,6 +36,7 @@ app.command()(command(info, InfoForm))
 app.command()(command(demo, DemoForm))
 app.command()(new_key)
 app.command("plan")(command(print_plan, PlanForm))
+app.command()(command(bench, BenchForm))
 for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),

@@ -33,6 +33,31 @@ def test_a_prompt_file_has_prompts_or_first_turns(tmp_path: Path, name: str) -> 
     assert [p.text for p in load_prompts(path, limit=2)] == ["one", "two"]
 
 
+def test_prompts_of_conversations_are_marked_and_begin_with_the_user(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
+    path = write(tmp_path / "prompts.jsonl", {"turns": ["one"]}, {"messages": messages}, {"prompt": "three"})
+    assert [(p.text, p.is_chat) for p in load_prompts(path)] == [("one", True), ("two", True), ("three", False)]
+
+
+def test_a_folder_of_prompt_files_is_read_by_name(tmp_path: Path) -> None:
+    for folder, text in (("b", "two"), ("a", "one")):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "test.jsonl", {"turns": [text]})
+    assert [(p.index, p.text) for p in load_prompts(tmp_path)] == [(0, "one"), (1, "two")]
+
+
+def test_a_folder_of_parquet_files_is_rejected_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "test.parquet").touch()
+    with pytest.raises(ValueError, match=r"Parquet files only; write their rows to \.jsonl files"):
+        load_prompts(tmp_path)
+
+
+def test_a_prompt_that_is_only_a_placeholder_of_speed_bench_is_rejected(tmp_path: Path) -> None:
+    text = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:1: SPEED-Bench's placeholder"):
+        load_prompts(write(tmp_path / "prompts.jsonl", {"turns": [text]}))
+
+
 def test_a_category_is_the_files_own(tmp_path: Path) -> None:
     path = write(tmp_path / "prompts.jsonl", {"turns": ["one"], "category": "qa"}, {"prompt": "two"})
     assert [p.category for p in load_prompts(path)] == ["qa", ""]
