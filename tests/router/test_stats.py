@@ -21,11 +21,22 @@ def test_the_finish_message_reports_the_counters_as_they_were_accumulated() -> N
         **{"num_drafts": 1, "num_draft_tokens": 6, "num_accepted_tokens": 1},
         num_drafted_per_position=[1, 1],
         num_accepted_per_position=[1, 0],
+        draft_outcomes=[pb.DraftOutcomes(length=2, num_drafts_by_accepted=[0, 1, 0])],
         num_failed_drafts_by_reason={"timeout": 50, "lost": 51},
         policy=pb.SpeculationPolicy(reason="on"),
     )
     assert finish.usage == pb.Usage(prompt_tokens=1, output_tokens=2, cached_prompt_tokens=4)
     assert (finish.queue_ns, finish.time_to_first_token_ns, finish.duration_ns) == (5, 6, 7)
+
+
+def test_draft_outcomes_count_drafts_by_length_and_accepted_tokens() -> None:
+    counts = SpeculationCounts()
+    for length, num_accepted in ((3, 0), (1, 1), (3, 3), (3, 0)):
+        counts.add_draft(length, length, num_accepted)
+    assert [(one.length, list(one.num_drafts_by_accepted)) for one in counts.stats.draft_outcomes] == [
+        (3, [2, 0, 0, 1]),
+        (1, [0, 1]),
+    ]
 
 
 def test_times_that_a_worker_invents_stop_at_the_range_of_their_statistics() -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from betoken.client.config import VerificationMode
 from betoken.client.from_message import from_message
 from betoken.client.modes import FROM_PROTO
-from betoken.client.piece import Logprobs, Piece, Token
+from betoken.client.piece import Logprobs, Piece, RoundTimes, Token
 from betoken.client.speculation_policy import SpeculationPolicy
 from betoken.v1 import generation_pb2 as pb
 
@@ -42,6 +42,16 @@ class Usage:
     """Tokens of the answer, those received before a resumption included."""
     cached_prompt_tokens: int
     """Prompt tokens whose KV was reused and not computed; of the last stream only, when the answer was resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcomes:
+    """Verified drafts of one length."""
+
+    length: int
+    """Draft tokens; of a tree its depth."""
+    num_drafts_by_accepted: tuple[int, ...]
+    """Drafts with exactly i accepted tokens, i from 0 to `length`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,8 @@ class SpeculationStats:
     """Failed drafts by reason: "timeout", "fault", "rejected", "full", "lost"."""
     policy: SpeculationPolicy | None = None
     """State of the router's speculation policy at the answer's end; None without a drafter."""
+    draft_outcomes: tuple[DraftOutcomes, ...] = ()
+    """Verified drafts by length and accepted tokens; empty from a router that does not count them."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -118,7 +130,8 @@ class SpeculationStats:
     @classmethod
     def from_proto(cls, message: pb.SpeculationStats) -> SpeculationStats:
         policy = from_message(SpeculationPolicy, message.policy) if message.HasField("policy") else None
-        return from_message(cls, message, policy=policy)
+        outcomes = tuple(from_message(DraftOutcomes, one) for one in message.draft_outcomes)
+        return from_message(cls, message, policy=policy, draft_outcomes=outcomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +223,8 @@ class Completion:
     prompt_logprobs: tuple[Logprobs | None, ...] = ()
     """One per id of the prompt if requested, None for the first, which has no context. Empty if they
     were not, or where `resume_ids` were given, whose call had them."""
+    rounds: tuple[RoundTimes, ...] = ()
+    """Times of all rounds, if requested by `report_rounds`."""
 
     def __str__(self) -> str:
         return self.text
@@ -234,6 +249,7 @@ class Completion:
             finish,
             text="".join(piece.text for piece in pieces),
             tokens=tuple(token for piece in pieces for token in piece.tokens),
+            rounds=tuple(times for piece in pieces for times in piece.rounds),
             finish_reason=_FINISH_REASONS.get(finish.reason, FinishReason.UNKNOWN),
             usage=from_message(Usage, finish.usage),
             speculation=SpeculationStats.from_proto(finish.speculation),

@@ -113,7 +113,10 @@ def reply(request: Request, form: Form, questions: Sequence[Question], body: Gen
     """The response that asks and answers."""
     names = Door.of(request).names
     form.names_of_model = names.shown
+    form.spec_decode_metrics = level = Door.of(request).settings.per_request_spec_decode_metrics
     questions = [replace(question, model=names.for_router(question.model)) for question in questions]
+    if level == "detailed":
+        questions = [one.with_rounds() for one in questions]
     return Answers(request, form, questions, is_stream=body.stream)
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from betoken.client import AsyncGeneration, Completion, Piece, Token
 from betoken.gateway.body import Extension, GenerationBody
 from betoken.gateway.logprobs import ids_of
+from betoken.gateway.speculative_metrics import Level, response_metrics
 
 
 class Form(ABC):
@@ -38,6 +39,8 @@ class Form(ABC):
         """The prompts' texts, if echoed."""
         self.names_of_model: Callable[[str], Sequence[str]] = lambda model: (model,)
         """Names of the router's model id, the shown one first."""
+        self.spec_decode_metrics: Level = "none"
+        """Detail of `metrics.speculative_decoding`."""
         self._id = f"{self.prefix}-{request_id}"
         self._created = int(time.time())
 
@@ -82,7 +85,7 @@ class Form(ABC):
         """The reply in one."""
         head = self._head(self.kind, answers[0].model, answers[0].system_fingerprint)
         choices = [self.choice(index, answer) for index, answer in enumerate(answers)]
-        return head | {"choices": choices, "usage": self.usage(answers)}
+        return head | {"choices": choices, "usage": self.usage(answers)} | self._metrics(answers)
 
     def event(self, asked: AsyncGeneration, choice: dict[str, Any]) -> dict[str, Any]:
         """A reply in events: one of them."""
@@ -99,7 +102,7 @@ class Form(ABC):
     def last_event(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The events with the usage of a reply."""
         head = self._head(self.event_kind or self.kind, answers[0].model, answers[0].system_fingerprint)
-        return head | {"choices": [], "usage": self.usage(answers)}
+        return head | {"choices": [], "usage": self.usage(answers)} | self._metrics(answers)
 
     def usage(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """Token counts; a prompt that is answered several times counts once."""
@@ -116,6 +119,9 @@ class Form(ABC):
             },
             "prompt_tokens_details": {"cached_tokens": sum(usage.cached_prompt_tokens for usage in first.values())},
         }
+
+    def _metrics(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        return response_metrics(answers, self.spec_decode_metrics)
 
     def _head(self, kind: str, model: str, fingerprint: str) -> dict[str, Any]:
         name = self.names_of_model(model)[0]
@@ -147,7 +153,7 @@ def piece_extension(piece: Piece, asked: Extension) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if asked.provenance and piece.tokens:
         told["tokens"] = tokens_extension(piece.tokens)
-    if piece.rounds:
+    if asked.rounds and piece.rounds:
         told["rounds"] = [dataclasses.asdict(times) for times in piece.rounds]
     return told
 

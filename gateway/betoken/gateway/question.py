@@ -6,7 +6,7 @@ Knows the SDK's options; nothing of bodies and replies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from betoken.client import AsyncClient, AsyncGeneration, Constraint, Prompt, Sampling, Speculation
@@ -34,6 +34,10 @@ class Question:
     num_answers: int = 1
     add_special_tokens: bool | None = None
     escape_special_tokens: bool = False
+
+    def with_rounds(self) -> Question:
+        """A copy whose answer reports its rounds."""
+        return replace(self, speculation=replace(self.speculation, report_rounds=True))
 
     def ask(self, client: AsyncClient, headers: Mapping[str, str]) -> AsyncGeneration:
         """The answer, still to be streamed.

@@ -17,6 +17,7 @@ from betoken.client import ClientTls
 from betoken.common.address import is_target
 from betoken.common.logs import LogFormat
 from betoken.common.option_errors import PLACEHOLDERS, described_faults
+from betoken.gateway.speculative_metrics import Level
 
 ENV_PREFIX = "BETOKEN_"
 
@@ -73,6 +74,11 @@ class GatewaySettings(BaseSettings):
         False,
         description="Ignore unknown fields of a request's body, and name them in the header `warning` of the response;"
         " otherwise they are rejected.",
+    )
+    per_request_spec_decode_metrics: Level = Field(
+        "none",
+        description="Acceptance of each completion and chat in its response, as vLLM's option of this name:"
+        " metrics.speculative_decoding, `detailed` with one number per round.",
     )
     page: bool = Field(True, description="Whether there is a page at /.")
     allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(

@@ -212,7 +212,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy")
+    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy", "draft_outcomes")
     class NumFailedDraftsByReasonEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class SpeculationStats(_message.Message):
     NUM_REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILED_DRAFTS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -264,7 +265,16 @@ class SpeculationStats(_message.Message):
     num_rejected_prediction_tokens: int
     num_failed_drafts_by_reason: _containers.ScalarMap[str, int]
     policy: SpeculationPolicy
-    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ...) -> None: ...
+    draft_outcomes: _containers.RepeatedCompositeFieldContainer[DraftOutcomes]
+    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., draft_outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ...) -> None: ...
+
+class DraftOutcomes(_message.Message):
+    __slots__ = ("length", "num_drafts_by_accepted")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_BY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    num_drafts_by_accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., num_drafts_by_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
     __slots__ = ("drafter", "is_attached", "is_sampled", "has_prediction", "is_on", "expected_speedup", "reason")

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from betoken.v1.generation_pb2 import SpeculationStats
+from betoken.v1.generation_pb2 import DraftOutcomes, SpeculationStats
 
 _MAX_NS = (1 << 64) - 1
 """Range of the sums; times invented by a worker may exceed it."""
@@ -32,6 +32,8 @@ class SpeculationCounts:
     """Ids of the workers that had it open, in their order, each once."""
     draft_workers: list[str] = field(default_factory=list)
     """Ids of the draft workers that had it open, in their order, each once."""
+    _outcomes: dict[int, DraftOutcomes] = field(default_factory=dict)
+    """Entries of `stats.draft_outcomes` by draft length."""
     _overheads_ns: array[int] = field(default_factory=lambda: array("q"))
     """For each drafted round the time that neither worker accounts for."""
 
@@ -61,6 +63,11 @@ class SpeculationCounts:
             drafted[position] += 1
         for position in range(num_accepted):
             accepted[position] += 1
+        outcomes = self._outcomes.get(depth)
+        if outcomes is None:
+            outcomes = self._outcomes[depth] = stats.draft_outcomes.add(length=depth)
+            outcomes.num_drafts_by_accepted.extend([0] * (depth + 1))
+        outcomes.num_drafts_by_accepted[num_accepted] += 1
 
     def add_predicted(self, num_tokens: int, num_accepted: int) -> None:
         """Count the draft tokens taken from the prediction, and how many of them are part of the answer."""
