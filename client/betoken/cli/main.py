@@ -17,6 +17,7 @@ from betoken.cli.demo import DemoForm, demo
 from betoken.cli.generate import generate
 from betoken.cli.generate_form import GenerateForm
 from betoken.cli.info import InfoForm, info
+from betoken.cli.measure import MeasureForm, measure
 from betoken.cli.new_key import new_key
 from betoken.cli.plan import PlanForm, print_plan
 from betoken.cli.up import up
@@ -36,6 +37,7 @@ app.command()(command(info, InfoForm))
 app.command()(command(demo, DemoForm))
 app.command()(new_key)
 app.command("plan")(command(print_plan, PlanForm))
+app.command()(command(measure, MeasureForm))
 app.command()(command(bench, BenchForm))
 for name, run in (
     ("router", services.router),
