@@ -83,7 +83,7 @@ def test_a_header_that_the_gguf_package_wrote_is_read(tmp_path: Path) -> None:
         (file_of(tensors=tensor("t", [4], 0, 4), num_tensors=1), "begins at 4"),
         (file_of(tensors=tensor("t", [33], 3), num_tensors=1), r"Q4_1, has shape \[33\]: not whole blocks"),
         (file_of(tensors=tensor("t", [0], 0), num_tensors=1), "not whole blocks"),
-        (file_of(tensors=tensor("t", [256], 10), num_tensors=1), r"type Q2_K \(10\), none of F32"),
+        (file_of(tensors=tensor("t", [256], 15), num_tensors=1), r"type Q8_K \(15\), none of F32"),
         (file_of(tensors=tensor("t", [256], 999), num_tensors=1), r"type unknown \(999\)"),
         (file_of(tensors=tensor("t", [4], 0) * 2, num_tensors=2), "tensors of one name"),
     ],

@@ -21,7 +21,9 @@ CELLS = [
 
 @pytest.mark.timeout(600)
 # Every drafter is tried on Q4_1 in `test_stored`.
-@pytest.mark.parametrize("type_name", [pytest.param("Q4_1", marks=pytest.mark.slow), "Q6_K"])
+@pytest.mark.parametrize(
+    "type_name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("Q4_1", "IQ2_XS", "IQ4_XS")), "Q6_K"]
+)
 def test_tokens_of_a_gguf_file_equal_the_dequantized_models(
     type_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,14 +7,17 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from transformers import AutoModelForCausalLM, GgufConfig, LlamaConfig
 
+from betoken.bench.near_tie import is_near_tie
+from betoken.engine.bring_up.self_check import forward_together
 from betoken.engine.config import EngineConfig
 
+PROMPT, NUM_NEW = [5, 17, 40, 8, 90, 33, 12, 61, 7, 22, 70, 3], 12
 TOKENS = ["<|end|>", "<|turn|>", *(chr(code) for code in range(33, 127)), "\u0120", "in", "\u0120i", "\u0120in"]
 MERGES = ["i n", "\u0120 i", "\u0120 in"]
-NUMPY_QUANTIZES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+NUMPY_QUANTIZES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0")
 TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "smollm",
@@ -25,8 +28,16 @@ TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.bos_token_id": 0,
     "tokenizer.chat_template": "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}",
 }
-_BLOCKS = {"Q4_K": (144, (0, 2), 320), "Q5_K": (176, (0, 2), 650), "Q6_K": (210, (208,), 1370)}
+_BLOCKS: dict[str, tuple[int, tuple[int, ...], float]] = {
+    **{"Q2_K": (84, (80, 82), 12.5), "Q3_K": (110, (108,), 43), "Q4_K": (144, (0, 2), 320)},
+    **{"Q5_K": (176, (0, 2), 650), "Q6_K": (210, (208,), 1370)},
+    **{"IQ1_S": (50, (0,), 7.5), "IQ1_M": (56, (), 7.5), "IQ2_XXS": (66, (0,), 50), "IQ2_XS": (74, (0,), 50)},
+    **{"IQ2_S": (82, (0,), 50), "IQ3_XXS": (98, (0,), 150), "IQ3_S": (110, (0,), 160)},
+    **{"IQ4_NL": (18, (0,), 69), "IQ4_XS": (136, (0,), 1280)},
+}
 """By type: bytes of a block, offsets of its float16 units, root mean square of random weights with units of 1."""
+SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208, "TQ1_0": 52, "TQ2_0": 64}
+"""Offset of a block's scale by type, unless it is at 0."""
 _WEIGHT_SIZE = 0.1
 """Root mean square of weights, the `initializer_range` of `tiny_model`. Larger weights make attention so sharp that
 rounding, which differs with a math library's threads and instructions, changes logits by 1e-3."""
@@ -43,6 +54,34 @@ def of_transformers(path: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     ).eval()
+
+
+def of_package(path: str) -> Any:
+    """The model of the numbers that ggml's own package gives the weights, in float32."""
+    reader, plain = GGUFReader(path), Path(path).with_suffix("") / "plain.gguf"
+    plain.parent.mkdir(exist_ok=True)
+    writer = GGUFWriter(plain, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            add_key(writer, key, field.contents())
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    close(writer)
+    return of_transformers(str(plain))
+
+
+def check_tokens(runner: Any, theirs: Any) -> None:
+    """Greedy tokens equal theirs, except near-ties in both."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        ids = theirs.generate(torch.tensor([PROMPT]), **options)[0].tolist()
+        ours, logits = forward_together(runner, [ids])[0], theirs(torch.tensor([ids])).logits[0]
+    assert (ours - logits).abs().max() < 1e-3 * logits.abs().max()
+    for place in range(len(PROMPT) - 1, len(ids) - 1):
+        if ours[place].argmax() != ids[place + 1]:
+            gaps = [float(one.topk(2).values.diff().abs()) for one in (ours[place], logits[place])]
+            assert is_near_tie(*gaps), place
+            break
 
 
 def tiny_model(num_layers: int = 2, is_tied: bool = False) -> Any:
@@ -152,8 +191,20 @@ def random_blocks(type_name: str, num_rows: int, num_inputs: int) -> np.ndarray:
     """Blocks of random codes and scales with weights of `_WEIGHT_SIZE`: the package writes none of these types."""
     generator = np.random.default_rng(num_rows * num_inputs)
     block_bytes, places, size = _BLOCKS[type_name]
-    blocks = generator.integers(0, 256, (num_rows, num_inputs // 256, block_bytes), dtype=np.uint8)
+    block_size, _ = gguf.GGML_QUANT_SIZES[Type[type_name]]
+    blocks = generator.integers(0, 256, (num_rows, num_inputs // block_size, block_bytes), dtype=np.uint8)
+
+    def halves() -> np.ndarray:
+        return (generator.standard_normal(blocks.shape[:2]) * _WEIGHT_SIZE / size).astype(np.float16)[..., None]
+
     for at in places:
-        halves = (generator.standard_normal(blocks.shape[:2]) * _WEIGHT_SIZE / size).astype(np.float16)
-        blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+        blocks[..., at : at + 2] = halves().view(np.uint8)
+    if type_name == "IQ1_M":
+        put_scattered(blocks, halves())
     return blocks.reshape(num_rows, -1)
+
+
+def put_scattered(blocks: np.ndarray, halves: np.ndarray) -> None:
+    """Put float16 units [..., 1] into blocks of IQ1_M: 4 bits into each of the last four words."""
+    words = halves.view(np.uint16) >> np.array([0, 4, 8, 12], dtype=np.uint16) & 15
+    blocks[..., 49::2] = blocks[..., 49::2] & 15 | words << 4

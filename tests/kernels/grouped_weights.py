@@ -8,11 +8,14 @@ from torch import Tensor
 from betoken.kernels.linear_grouped.codes import HIGH_BITS, VALUE_BITS, CodeKind
 from betoken.kernels.linear_grouped.weight import Grouped
 
-KINDS: tuple[CodeKind, ...] = ("int2", "int4", "int5", "int6", "int8", "snorm8", "float8", "e2m1", "nf4", "fp4")
+KINDS: tuple[CodeKind, ...] = (
+    *("int2", "int3", "int4", "int5", "int6", "int8", "snorm8", "float8", "e2m1", "nf4", "fp4"),
+    *("iq4", "iq3_xxs", "iq3_s", "iq2", "iq1"),
+)
 SCALES = ("half", "bfloat", "float", "powers", "units", "signed units")
 OFFSETS = ("none", "half", "units", "zeros", "signed zeros")
 _FLOATS = {"half": torch.float16, "bfloat": torch.bfloat16, "float": torch.float32}
-_ZERO = {"int2": 2, "int4": 8, "int5": 16, "int6": 32}
+_ZERO = {"int2": 2, "int3": 4, "int4": 8, "int5": 16, "int6": 32}
 
 
 WAYS = [
@@ -23,13 +26,15 @@ WAYS = [
     ("float", "none"),
     ("powers", "none"),
     ("units", "units"),
+    ("units", "none"),
     ("signed units", "none"),
 ]
 """Kinds of scale and offset that formats have together."""
+_SCALES_OF_GRIDS = ("half", "units", "signed units")
 _KINDS_WITH: dict[str, tuple[CodeKind, ...]] = {
-    "half": ("int4", "int5"),
-    "units": ("int4", "int5"),
-    "zeros": ("int2", "int4", "int5", "int6", "int8"),
+    "half": ("int2", "int4", "int5"),
+    "units": ("int2", "int4", "int5"),
+    "zeros": ("int2", "int3", "int4", "int5", "int6", "int8"),
     "signed zeros": ("int8",),
 }
 
@@ -41,7 +46,9 @@ def cases(shapes: list[tuple[tuple[int, int], int]]) -> list[tuple[CodeKind, tup
         for kind in KINDS
         for shape, group in shapes
         for scales, offsets in WAYS
-        if ("units" not in scales or group <= 32) and kind in _KINDS_WITH.get(offsets, KINDS)
+        if ("units" not in scales or group <= 32)
+        and kind in _KINDS_WITH.get(offsets, KINDS)
+        and (scales in _SCALES_OF_GRIDS if kind.startswith("iq") else (scales, offsets) != ("units", "none"))
     ]
 
 

@@ -38,6 +38,10 @@ FORMATS: dict[str, tuple[str, str, str, int, dict[str, str]]] = {
     "q8_0": ("int8", "numbers", "fp16", 32, {}),
     "fp4": ("fp4", "numbers", "fp32", 64, {"table_ptr": "fp32"}),
     "q6_k": ("int6", "units", "i8", 16, {"high_ptr": "u8", "scale_units_ptr": "fp16"}),
+    "q2_k": ("int2", "units", "u8", 16, {"scale_units_ptr": "fp16", "offsets_ptr": "u8", "offset_units_ptr": "fp16"}),
+    "q3_k": ("int3", "units", "i8", 16, {"high_ptr": "u8", "scale_units_ptr": "fp16"}),
+    "iq4_xs": ("iq4", "units", "i8", 32, {"table_ptr": "fp32", "scale_units_ptr": "fp16"}),
+    "iq2_xs": ("iq2", "units", "u8", 16, {"high_ptr": "u8", "table_ptr": "fp32", "scale_units_ptr": "fp16"}),
 }
 INEXACT = ("nf4", "fp4")
 """Kinds whose numbers bfloat16 does not hold."""
@@ -45,7 +49,7 @@ TRIED_ALWAYS = ("w4a16 with zeros", "w8a16", "fp8", "mxfp4")
 """Formats that are compiled for every generation in the default run; the others in the slow one."""
 IN_EVERY_TYPE = (*TRIED_ALWAYS, "w4a16", "nf4")
 """Formats that are compiled for rows of every type in the default run; the others for bfloat16."""
-LATER = ("q5_1", "q5_k", "q8_0", "fp4")
+LATER = ("q5_1", "q5_k", "q8_0", "fp4", "q2_k", "q3_k")
 """Formats of pieces that others have, too: compiled in the slow run only."""
 EXPERTS: dict[str, Any] = {"NUM_EXPERTS": 8, "BLOCK_EXPERTS": 16}
 

@@ -1,6 +1,7 @@
 """Products by weights of few bits: which number a code is, the sums against torch's, rows one by one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,11 @@ def test_a_weight_is_scale_times_code_less_zero_and_offset() -> None:
         "int6", 32, 32, low, torch.tensor([[3]], dtype=torch.uint8), high=high, scale_units=low.new_ones(1, 1).half()
     )
     assert sixes.dequantised()[0, :6].tolist() == [51, 6, 153, 12, 0, 45]
+    crumbs, third = torch.tensor([[0b11_10_01_00] + [0] * 7]).byte(), torch.tensor([[0b1001, 0, 0, 0]]).byte()
+    threes = Grouped("int3", 32, 32, crumbs, torch.tensor([[2.0]]), high=third, zero=4)
+    assert threes.dequantised()[0, :5].tolist() == [0, -6, -4, 6, -8]
+    levels = replace(threes, kind="iq2", zero=0).dequantised()[0, :5]
+    assert levels.tolist() == [-2, 6.25, 10.75, 0, 2]
     signed = Grouped("int8", 16, 16, torch.tensor([[-128, 127] + [0] * 14], dtype=torch.int8), torch.tensor([[2.0]]))
     assert signed.dequantised()[0, :2].tolist() == [-256, 254]
     zeros = Grouped("int4", 32, 16, low, torch.tensor([[1.0, 2.0]]), zeros=torch.tensor([[1, 3]], dtype=torch.uint8))
@@ -90,7 +96,7 @@ def test_the_grouped_product_is_torchs_and_equal_per_row(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "scales"), [("int4", "half"), ("e2m1", "powers"), ("nf4", "float"), ("int2", "half")])
+@pytest.mark.parametrize(("kind", "scales"), [("int4", "half"), ("e2m1", "powers"), ("nf4", "float"), ("int3", "half")])
 def test_a_row_of_grouped_experts_uses_its_own_expert(
     kernels: CpuKernels, kind: CodeKind, scales: str, dtype: torch.dtype
 ) -> None:
@@ -150,7 +156,7 @@ def test_the_reference_dequantises_a_megabyte_at_a_time() -> None:
         ({"group": 48}, "group: 48 is neither 16 nor a multiple of 32"),
         ({"scales": torch.ones(96, 3)}, r"scales: \[96, 3\] torch.float32, not contiguous \[N, 2\]"),
         ({"scales": torch.ones(64, 2)}, "scales: 64 rows, not 96"),
-        ({"high": torch.ones(96, 8, dtype=torch.uint8)}, "high: int4 codes have no bits above the fourth"),
+        ({"high": torch.ones(96, 8, dtype=torch.uint8)}, "high: int4 codes have 0 bits above their low 4"),
         ({"kind": "nf4", "zero": 8}, "zeros: not with nf4 codes"),
         ({"order": torch.arange(32).int()}, r"order: \[32\] torch.int32, not \[64\]"),
         ({"zero": 256}, "zero: 256 is outside 0 to 255"),

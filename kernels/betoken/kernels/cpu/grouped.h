@@ -4,9 +4,9 @@
 // which x holds zeros. In the order of memory, a group of columns is: its scales [G][32], its offsets [G][32], the units
 // of both [U][32], then its codes by steps. A step is four quarters of four pairs of k, each of two tiles: for codes of
 // 4, 5 and 6 bits a word for each column and parity of k, its lowest nibble belongs to the first pair; for codes of 8 bits
-// [4 pairs][16 columns][2]. After the quarters follow, one or two bits per code, the bits above the fourth:
-// [CODE - 4][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits; codes of 2 bits consist only of
-// that.
+// [4 pairs][16 columns][2]. After the quarters follows a plane of the one or two bits of each code above the fourth:
+// [bits][2 tiles][16 columns][2 parities] words, the first pair in the lowest bits. Codes of 2 bits are such a plane only,
+// codes of 3 bits a plane of the low two bits and then one of the third.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -16,22 +16,28 @@
 
 namespace betoken {
 
-// The first six are layouts, too; codes of four bits may be table indices, codes of eight bits parts of 127.
+// The first seven are layouts, too; codes of three and four bits may be table indices, codes of eight bits parts of 127.
 enum CodeKind {
-  kTwos = 2, kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9, kE2m1 = 10, kNf4 = 11, kFp4 = 12, kSnorm8 = 13
+  kTwos = 2, kThrees = 3, kNibbles = 4, kFives = 5, kSixes = 6, kBytes = 8, kFloat8 = 9, kSnorm8 = 10,
+  kE2m1 = 11, kNf4 = 12, kFp4 = 13, kIq4 = 14, kIq3Xxs = 15, kIq3S = 16, kIq2 = 17, kIq1 = 18
 };
 enum NumberKind {
   kNone = 0, kHalf = 1, kBFloat = 2, kFloat = 3, kUnsignedUnits = 4, kSignedUnits = 5, kZeros = 6, kSignedZeros = 7,
   kPowers = 8  // of two, the exponent of a float
 };
 
-constexpr float kTables[3][16] = {
+constexpr float kTables[8][16] = {
     {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6},
     {-1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
      -0.18477343022823334f, -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
      0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1},
     {0, 0.0625f / 12, 8.0f / 12, 1, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, -0.0f, -0.0625f / 12, -8.0f / 12, -1, -4.0f / 12,
-     -0.5f, -2.0f / 12, -0.25f}};
+     -0.5f, -2.0f / 12, -0.25f},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {1, 3, 5, 7, 9, 11, 13, 15.5f, -1, -3, -5, -7, -9, -11, -13, -15.5f},
+    {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15},
+    {1, 3.125f, 5.375f, 0, -1, -3.125f, -5.375f, 0},
+    {-1.125f, -0.125f, 0.875f, 0, -0.875f, 0.125f, 1.125f, 0}};
 
 constexpr int kColumns = 32, kStep = 32, kQuarter = 8, kQuarterPairs = 4;
 constexpr int kUnit = 256;  // k that share a unit
@@ -45,8 +51,8 @@ struct GroupedFormat {
     return {int(number & 255), int(number >> 8 & 255), int(number >> 16 & 255), int(number >> 24 & 255), number >> 32};
   }
 
-  int layout() const { return is_table() ? kNibbles : code == kSnorm8 ? kBytes : code; }
-  bool is_table() const { return code >= kE2m1 && code <= kFp4; }
+  int layout() const { return is_table() ? code >= kIq2 ? kThrees : kNibbles : code == kSnorm8 ? kBytes : code; }
+  bool is_table() const { return code >= kE2m1; }
   const float* table() const { return is_table() ? kTables[code - kE2m1] : nullptr; }
   bool is_exact_in_bf16() const { return code != kNf4 && code != kFp4; }
   float factor() const { return code == kSnorm8 ? 1.0f / 127 : 1; }  // of every number, after its scale
@@ -59,8 +65,10 @@ constexpr bool is_zeros(int kind) { return kind == kZeros || kind == kSignedZero
 constexpr bool has_units(int kind) { return kind == kUnsignedUnits || kind == kSignedUnits; }
 constexpr bool is_byte(int code) { return code == kBytes || code == kFloat8; }
 constexpr int64_t tile_bytes(int code) { return is_byte(code) ? 128 : 64; }  // of a quarter
-constexpr int64_t plane_at(int code) { return code == kTwos ? 0 : 512; }  // of the bits above the fourth
-constexpr int plane_bits(int code) { return code == kTwos ? 2 : code - 4; }
+constexpr bool is_plane(int code) { return code == kTwos || code == kThrees; }
+constexpr int64_t plane_at(int code) { return is_plane(code) ? 0 : 512; }
+constexpr int plane_bits(int code) { return is_plane(code) ? code : code - 4; }
+constexpr int64_t kThirdAt = 256;  // the third bits of kThrees
 constexpr int64_t step_bytes(int code) { return is_byte(code) ? 1024 : plane_at(code) + 128 * plane_bits(code); }
 
 struct GroupedLayout {
@@ -164,7 +172,7 @@ inline float float8_to_float(uint8_t code) {  // E4M3: no infinities; NaN is ref
   return small * 0x1p120f;
 }
 
-// The bits above the fourth that belong to k (of 32), in a plane of BITS for each code.
+// The bits of k (of 32) in a plane of BITS for each code.
 template <int BITS>
 inline NativeBits load_plane(const uint8_t* plane, int lane, int k) {
   constexpr int kPairs = 16 / BITS;  // of a word
@@ -184,12 +192,15 @@ inline Native look_up(const float* table, NativeBits codes) {
 }
 
 // Codes at k (of 32) of a step, for kNative columns from `lane` on, as floats, zero not subtracted; LAYOUT is of the
-// codes, `table` maps codes of four bits to numbers, if given.
+// codes, `table` maps codes of three or four bits to numbers, if given.
 template <int LAYOUT>
 inline Native load_codes(const uint8_t* step, int lane, int k, const float* table) {
   const int tile = lane / 16, quarter = k / kQuarter, pair = k % kQuarter / 2, odd = k % 2;
   if constexpr (LAYOUT == kTwos) {
     return __builtin_convertvector((NativeInts)load_plane<2>(step, lane, k), Native);
+  } else if constexpr (LAYOUT == kThrees) {
+    const NativeBits code = load_plane<2>(step, lane, k) | load_plane<1>(step + kThirdAt, lane, k) << 2;
+    return table ? look_up(table, code) : __builtin_convertvector((NativeInts)code, Native);
   } else if constexpr (is_byte(LAYOUT)) {
     NativeHalves words;
     std::memcpy(&words, step + (quarter * 2 + tile) * tile_bytes(LAYOUT) + pair * 32 + lane % 16 * 2, sizeof words);
@@ -233,6 +244,7 @@ template <class Operation>
 inline void with_layout(int layout, Operation operation) {
   switch (layout) {
     case kTwos: return operation(std::integral_constant<int, kTwos>());
+    case kThrees: return operation(std::integral_constant<int, kThrees>());
     case kNibbles: return operation(std::integral_constant<int, kNibbles>());
     case kFives: return operation(std::integral_constant<int, kFives>());
     case kSixes: return operation(std::integral_constant<int, kSixes>());
@@ -248,7 +260,10 @@ struct GroupedSource {
 
   int code(int layout, int64_t column, int64_t i) const {
     if (is_byte(layout)) return values[column * k + i];
-    if (layout == kTwos) return values[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3;
+    if (is_plane(layout)) {
+      const int low = values[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3;
+      return layout == kTwos ? low : low | (high[column * ((k + 7) / 8) + i / 8] >> (i % 8) & 1) << 2;
+    }
     int code = values[column * ((k + 1) / 2) + i / 2] >> (i % 2 * 4) & 15;
     if (layout == kFives) code |= (high[column * ((k + 7) / 8) + i / 8] >> (i % 8) & 1) << 4;
     if (layout == kSixes) code |= (high[column * ((k + 3) / 4) + i / 4] >> (i % 4 * 2) & 3) << 4;
@@ -256,19 +271,28 @@ struct GroupedSource {
   }
 };
 
+// Writes the bits of k (of 32) into a plane of `bits` for each code.
+inline void put_plane(uint8_t* plane, int bits, int column, int k, int code) {
+  const int pairs = 16 / bits, shift = k / 2 % pairs * bits;
+  const int word = (k / 2 / pairs * 2 + column / 16) * 32 + column % 16 * 2 + k % 2;
+  plane[word * 2 + shift / 8] |= uint8_t(code << (shift % 8));
+}
+
 // k: of the step.
 inline void put_code(int layout, uint8_t* step, int column, int k, int code) {
+  if (is_plane(layout)) {
+    put_plane(step, 2, column, k, code & 3);
+    if (layout == kThrees) put_plane(step + kThirdAt, 1, column, k, code >> 2);
+    return;
+  }
   const int tile = column / 16, word = column % 16 * 2 + k % 2, pair = k % kQuarter / 2;
   uint8_t* words = step + (k / kQuarter * 2 + tile) * tile_bytes(layout);
   if (is_byte(layout)) {
     words[pair * 32 + word] = uint8_t(code);
     return;
   }
-  if (layout != kTwos) words[word * 2 + pair / 2] |= uint8_t((code & 15) << (pair % 2 * 4));
-  if (layout == kNibbles) return;
-  const int bits = plane_bits(layout), pairs = 16 / bits, shift = k / 2 % pairs * bits;
-  const int high = layout == kTwos ? code : code >> 4;
-  step[plane_at(layout) + (k / 2 / pairs * 2 + tile) * 64 + word * 2 + shift / 8] |= uint8_t(high << (shift % 8));
+  words[word * 2 + pair / 2] |= uint8_t((code & 15) << (pair % 2 * 4));
+  if (layout != kNibbles) put_plane(step + plane_at(layout), plane_bits(layout), column, k, code >> 4);
 }
 
 // Columns of a group next to each other, from one row per column.

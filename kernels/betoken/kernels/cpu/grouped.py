@@ -13,8 +13,8 @@ COLUMNS = 32
 """Packed weights of one format may be joined if they end on a whole group of columns (kColumns of grouped.h)."""
 
 _CODES: Mapping[CodeKind, int] = {
-    **{"int2": 2, "int4": 4, "int5": 5, "int6": 6, "int8": 8},
-    **{"float8": 9, "e2m1": 10, "nf4": 11, "fp4": 12, "snorm8": 13},
+    **{"int2": 2, "int3": 3, "int4": 4, "int5": 5, "int6": 6, "int8": 8, "float8": 9, "snorm8": 10},
+    **{"e2m1": 11, "nf4": 12, "fp4": 13, "iq4": 14, "iq3_xxs": 15, "iq3_s": 16, "iq2": 17, "iq1": 18},
 }
 _NUMBERS = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.float8_e8m0fnu: 8}
 _UNSIGNED_UNITS, _SIGNED_UNITS = 4, 5

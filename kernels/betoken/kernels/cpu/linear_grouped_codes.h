@@ -17,7 +17,7 @@ struct DotCodes {
     for (int i = 0; i < 128; ++i) {
       float number = float(i % (1 << CODE % 8)) - float(format.zero);
       if constexpr (CODE == kFloat8) number = float8_to_float(uint8_t(i));
-      else if (table) number = table[i % 16];
+      else if (table) number = table[i % (1 << CODE % 8)];
       uint32_t bits;
       std::memcpy(&bits, &number, sizeof bits);
       words[i] = uint16_t(bits >> 16);
@@ -25,7 +25,8 @@ struct DotCodes {
     for (size_t t = 0; t < sizeof tables / 64; ++t) tables[t] = _mm512_loadu_si512(words + 32 * t);
   }
 
-  // What the four pairs of a quarter share: their words, and the bits above the fourth from the lowest on.
+  // What the four pairs of a quarter share: their words (the third bits of kThrees), and the bits of their plane from the
+  // lowest on.
   struct Quarter {
     const uint8_t* at;
     __m512i words, high;
@@ -33,8 +34,10 @@ struct DotCodes {
 
   Quarter begin(const uint8_t* step, int tile, int quarter) const {
     Quarter begun{step + (quarter * 2 + tile) * tile_bytes(CODE), {}, {}};
-    if constexpr (!is_byte(CODE) && CODE != kTwos) begun.words = _mm512_loadu_si512(begun.at);
-    if constexpr (CODE == kTwos || CODE == kFives || CODE == kSixes) {
+    if constexpr (!is_byte(CODE) && !is_plane(CODE)) begun.words = _mm512_loadu_si512(begun.at);
+    if constexpr (CODE == kThrees)
+      begun.words = _mm512_srl_epi16(_mm512_loadu_si512(step + kThirdAt + tile * 64), _mm_cvtsi32_si128(quarter * 4));
+    if constexpr (is_plane(CODE) || CODE == kFives || CODE == kSixes) {
       const int place = CODE == kFives ? 0 : quarter / 2, shift = CODE == kFives ? quarter * 4 : quarter % 2 * 8;
       const __m512i high = _mm512_loadu_si512(step + plane_at(CODE) + (place * 2 + tile) * 64);
       begun.high = _mm512_srl_epi16(high, _mm_cvtsi32_si128(shift));
@@ -58,6 +61,12 @@ struct DotCodes {
       return (__m512bh)_mm512_or_si512(sizes, signs);
     } else if constexpr (CODE == kTwos) {
       return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(quarter.high, I * 2), tables[0]);
+    } else if constexpr (CODE == kThrees) {
+      const __m512i low = _mm512_srli_epi16(quarter.high, I * 2);
+      const __m512i third = I <= 2 ? _mm512_slli_epi16(quarter.words, I <= 2 ? 2 - I : 0)
+                                   : _mm512_srli_epi16(quarter.words, I <= 2 ? 0 : I - 2);
+      const __m512i codes = _mm512_ternarylogic_epi64(_mm512_set1_epi16(3), low, third, 0xca);  // 3 ? low : third
+      return (__m512bh)_mm512_permutexvar_epi16(codes, tables[0]);
     } else {
       const __m512i low = _mm512_srli_epi16(quarter.words, I * 4);
       if constexpr (CODE == kNibbles) return (__m512bh)_mm512_permutexvar_epi16(low, tables[0]);

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from betoken.kernels.linear_grouped.codes import FACTORS, TABLES, CodeKind
+from betoken.kernels.linear_grouped.codes import FACTORS, INEXACT, TABLES, CodeKind
 from betoken.kernels.linear_grouped.weight import Grouped
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder
 
-_INEXACT = ("nf4", "fp4")
-"""Kinds whose numbers no half type holds."""
+_COMPUTED = "e2m1"
+"""The kind whose table the kernel computes."""
 
 
 class Tiles(NamedTuple):
@@ -31,7 +31,8 @@ class Tiles(NamedTuple):
     @classmethod
     def of(cls, weight: Grouped, num_outputs: int, dtype: torch.dtype) -> "Tiles":
         """For rows of a dtype; `num_outputs` counts one product's outputs."""
-        is_inexact = weight.kind in _INEXACT
+        is_inexact = weight.kind in INEXACT
+        has_table = weight.kind in TABLES and weight.kind != _COMPUTED
         order = SumOrder.of(num_outputs, weight.num_inputs, dtype, weight.group)
         scales = "units" if weight.scale_units is not None else "numbers"
         if weight.scales.dtype == torch.float8_e8m0fnu:
@@ -50,7 +51,7 @@ class Tiles(NamedTuple):
             "BLOCK_OUTPUTS": BLOCK_OUTPUTS,
             "BLOCK_INPUTS": order.block_inputs,
         }
-        table = _table(weight.kind, weight.values.device) if is_inexact else None
+        table = _table(weight.kind, weight.values.device) if has_table else None
         tensors = (
             *(weight.values.view(torch.uint8), weight.high),
             *(weight.scales.view(torch.uint8) if scales == "powers" else weight.scales, weight.scale_units),
@@ -184,6 +185,13 @@ def _numbers(
         numbers = _small_float(_bits(values_ptr, weight_rows, inputs, num_inputs, 8, IS_EVEN), 4, 3)
     elif KIND == "int2":
         numbers = _bits(values_ptr, weight_rows, inputs, num_inputs, 2, IS_EVEN).to(tl.float32)
+    elif KIND == "int3" or KIND == "iq2" or KIND == "iq1":
+        codes = _bits(values_ptr, weight_rows, inputs, num_inputs, 2, IS_EVEN)
+        codes |= _bits(high_ptr, weight_rows, inputs, num_inputs, 1, IS_EVEN) << 2
+        if table_ptr is not None:
+            numbers = tl.load(table_ptr + codes)
+        else:
+            numbers = codes.to(tl.float32)
     else:
         nibbles = _nibbles(values_ptr, weight_rows, first, num_inputs, IS_EVEN, BLOCK_INPUTS)
         if KIND == "e2m1":

@@ -25,27 +25,27 @@ _SLICE_NUMBERS = 1 << 18
 class Grouped:
     """A weight [N, K]: w = scale * (code - zero) + offset, each operation in float32.
 
-    Codes of the kinds `e2m1`, `nf4` and `fp4` represent numbers of a table, codes of `snorm8` parts of 127.
+    Codes of the kinds in `TABLES` are indices into a table, codes of `snorm8` are parts of 127.
 
     Raises:
         ValueError: a tensor's shape, dtype or device does not fit; the message names it.
     """
 
     kind: CodeKind
-    """Kind of the codes: an unsigned integer of 2, 4, 5 or 6 bits, a signed one of 8, a float of 8 (E4M3), or an index
-    into a table of 16 numbers."""
+    """Kind of the codes: an unsigned integer of 2 to 6 bits, a signed one of 8, a float of 8 (E4M3), or an index of 3
+    or 4 bits into a table."""
     num_inputs: int
     """K."""
     group: int
     """Inputs that share a scale; 16 or a multiple of 32."""
     values: Tensor
-    """Codes: uint8 [N, ceil(K / 2)], their low 4 bits, even inputs in the low half; [N, ceil(K / 4)] for `int2`, lowest
-    inputs in the lowest bits; or int8 or float8_e4m3fn [N, K]."""
+    """Codes: uint8 [N, ceil(K / 2)], their low 4 bits, even inputs in the low half; [N, ceil(K / 4)] for codes of 2 and
+    3 bits, their low 2 bits, lowest inputs in the lowest bits; or int8 or float8_e4m3fn [N, K]."""
     scales: Tensor
     """[N, G] float or float8_e8m0fnu, G = ceil(K / group); or uint8 or int8, multiples of `scale_units`."""
     high: Tensor | None = None
-    """The bits above the fourth: uint8 [N, ceil(K / 8)] for `int5`, [N, ceil(K / 4)] for `int6`, lowest inputs in the
-    lowest bits."""
+    """Bits of the codes above those in `values`, lowest inputs in the lowest bits: uint8 [N, ceil(K / 8)] for one bit
+    (codes of 3 and 5 bits), [N, ceil(K / 4)] for two (`int6`)."""
     scale_units: Tensor | None = None
     """[N, ceil(K / 256)] float16."""
     zero: int = 0
@@ -54,7 +54,7 @@ class Grouped:
     """[N, G] uint8, or int8 with `int8` codes: subtracted from the codes of a group besides."""
     offsets: Tensor | None = None
     """[N, G] float; or uint8, multiples of `offset_units`. Only where scale times code is exact in float32, so that the
-    number is rounded once however it is computed: codes of 4 and 5 bits, scales other than float32, no zeros."""
+    number is rounded once however it is computed: codes of 2, 4 and 5 bits, scales other than float32, no zeros."""
     offset_units: Tensor | None = None
     """[N, ceil(K / 256)] float16."""
     order: Tensor | None = None
@@ -67,7 +67,7 @@ class Grouped:
         if not 0 <= self.zero <= 255:
             raise ValueError(f"zero: {self.zero} is outside 0 to 255")
         if self.offsets is not None and (
-            self.zeros is not None or self.kind not in ("int4", "int5") or self.scales.dtype == torch.float32
+            self.zeros is not None or self.kind not in ("int2", "int4", "int5") or self.scales.dtype == torch.float32
         ):
             raise ValueError(
                 f"offsets: not with zeros, {self.kind} codes or {self.scales.dtype} scales, inexact products"
@@ -79,9 +79,7 @@ class Grouped:
             raise ValueError(f"zeros: not with {self.kind} codes")
         high_bits = HIGH_BITS.get(self.kind, 0)
         if (self.high is None) != (high_bits == 0):
-            raise ValueError(
-                f"high: {self.kind} codes have {4 + high_bits if high_bits else 'no'} bits above the fourth"
-            )
+            raise ValueError(f"high: {self.kind} codes have {high_bits} bits above their low {bits}")
         for name, width, dtypes in (
             ("high", -(-k * high_bits // 8), (torch.uint8,)),
             ("scales", num_groups, _SCALES if self.scale_units is None else (torch.uint8, torch.int8)),
@@ -152,7 +150,7 @@ class Grouped:
             return self.values.float()
         codes = unpack(self.values, VALUE_BITS[self.kind], self.num_inputs)
         if self.high is not None:
-            codes = codes | unpack(self.high, HIGH_BITS[self.kind], self.num_inputs) << 4
+            codes = codes | unpack(self.high, HIGH_BITS[self.kind], self.num_inputs) << VALUE_BITS[self.kind]
         if self.kind in TABLES:
             return torch.tensor(TABLES[self.kind], device=codes.device)[codes.int()]
         return codes.float()
