@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from betoken.common.gguf import GgufError, find_gguf, read_header
-from betoken.common.gguf.header import MAX_LIST
+from betoken.common.gguf import GgufError, read_header
+from betoken.common.gguf.header import MAX_LIST, TYPES
 
 KEY, COUNT = struct.Struct("<Q"), struct.Struct("<Q")
 
@@ -58,6 +58,12 @@ def test_a_header_that_the_gguf_package_wrote_is_read(tmp_path: Path) -> None:
     assert (blocks.shape, blocks.type, blocks.row_bytes) == ((4, 64), "Q4_1", 40)
     content = header.path.read_bytes()[plain.start : plain.start + plain.num_bytes]
     assert np.frombuffer(content, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_gguf_types_have_the_block_sizes_of_the_gguf_package() -> None:
+    for number, (name, *sizes) in TYPES.items():
+        known = GGMLQuantizationType(number)
+        assert (known.name, GGML_QUANT_SIZES[known]) == (name, tuple(sizes))
 
 
 @pytest.mark.parametrize(
@@ -124,14 +130,6 @@ def test_randomly_changed_headers_are_read_or_rejected_in_bounded_time_and_memor
     assert count / 2 < refused < count
     assert time.process_time() - start < count / 100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
-
-
-def test_a_path_names_a_gguf_file_or_the_only_one_of_a_directory(tmp_path: Path) -> None:
-    assert find_gguf(tmp_path) is None and find_gguf(tmp_path / "nothing.gguf") is None
-    path = write(tmp_path / "a.gguf")
-    assert find_gguf(path) == find_gguf(tmp_path) == path
-    (tmp_path / "config.json").write_text("{}")
-    assert find_gguf(tmp_path) is None, "a checkpoint that keeps the file it was made of"
 
 
 def test_a_missing_text_key_of_a_header_is_named(tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def test_a_gguf_file_is_found_in_the_hub_cache(cache: Path) -> None:
     assert Tokenizer.load("org/tiny:Q6_K").hash == source.tokenizer_hash()
 
 
+def test_a_gguf_model_in_several_files_is_found_in_the_hub_cache(cache: Path) -> None:
+    write_gguf(cache / "big-IQ4_NL.gguf", "IQ4_NL", max_tensors=9)
+    first = cache / "big-IQ4_NL-00001-of-00003.gguf"
+    assert fetch_hub_file("org/tiny:IQ4_NL", None) == fetch_hub_file(f"org/tiny:{first.name}", None) == first
+    source = open_source("org/tiny:IQ4_NL", None)
+    assert (source.name, source.path) == ("big-IQ4_NL", first)
+    assert Tokenizer.load("org/tiny:IQ4_NL").hash == source.tokenizer_hash()
+    (cache / "big-IQ4_NL-00003-of-00003.gguf").unlink()
+    for load in (lambda name: open_source(name, None), Tokenizer.load):
+        with pytest.raises((ModelRefusedError, TokenizerError), match=r"missing: big-IQ4_NL-00003-of-00003.gguf"):
+            load("org/tiny:IQ4_NL")
+
+
 @pytest.mark.parametrize("load", [lambda name: open_source(name, None), Tokenizer.load], ids=["worker", "router"])
 def test_a_gguf_name_unknown_to_the_hub_cache_lists_its_files(cache: Path, load: Any) -> None:
     refused = (ModelRefusedError, TokenizerError)

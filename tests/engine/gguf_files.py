@@ -104,13 +104,23 @@ def tiny_model(num_layers: int = 2, is_tied: bool = False) -> Any:
 
 
 def write_gguf(
-    path: Path, type_name: str = "Q4_1", model: Any = None, changes: dict[str, Any] | None = None, **extra: np.ndarray
+    path: Path,
+    type_name: str = "Q4_1",
+    model: Any = None,
+    changes: dict[str, Any] | None = None,
+    max_tensors: int = 0,
+    **extra: np.ndarray,
 ) -> str:
-    """Write a model, `changes` to its metadata (None leaves a key out) and `extra` tensors; returns the path."""
+    """Write a model, `changes` to its metadata (None leaves a key out) and `extra` tensors; returns the path.
+
+    Args:
+        max_tensors: of a part, whose names follow from the path; 0 writes one file.
+    """
+    path.parent.mkdir(exist_ok=True)
     model = model or tiny_model()
     config = model.config
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "llama", split_max_tensors=max_tensors)
     fields: dict[str, Any] = {
         "llama.block_count": config.num_hidden_layers,
         "llama.context_length": config.max_position_embeddings,

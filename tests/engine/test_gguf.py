@@ -158,6 +158,29 @@ def test_a_directory_with_one_gguf_file_names_the_file(tmp_path: Path) -> None:
         load_model(config_of(str(tmp_path)), lambda stage, fraction: None)
 
 
+def test_a_gguf_model_in_several_files_is_the_model_of_one(tmp_path: Path) -> None:
+    whole, _ = load_model(config_of(write_gguf(tmp_path / "tiny.gguf", "IQ4_XS")), lambda stage, fraction: None)
+    write_gguf(tmp_path / "parts" / "tiny.gguf", "IQ4_XS", max_tensors=7)
+    loaded, info = load_model(config_of(str(tmp_path / "parts")), lambda stage, fraction: None)
+    assert info.model_id == "tiny" and len(list((tmp_path / "parts").iterdir())) == 3
+    for name, layer in loaded.named_modules():
+        if isinstance(layer, (GroupedLinear, GroupedEmbedding)):
+            assert torch.equal(layer.grouped.dequantised(), whole.get_submodule(name).grouped.dequantised()), name
+    last = read_header(next((tmp_path / "parts").glob("*-00001-*"))).tensors[-1]
+    content = bytearray(last.path.read_bytes())
+    content[last.start + last.num_bytes - 1] ^= 1
+    last.path.write_bytes(content)
+    _, changed = load_model(config_of(str(tmp_path / "parts")), lambda stage, fraction: None)
+    assert changed.weights_fingerprint != info.weights_fingerprint, "the fingerprint covers every part"
+
+
+def test_a_missing_part_of_a_gguf_model_is_rejected_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", max_tensors=7)
+    (tmp_path / "tiny-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelRefusedError, match=r"1 of 3 parts are missing: tiny-00002-of-00003.gguf"):
+        load_model(config_of(str(tmp_path)), lambda stage, fraction: None)
+
+
 def test_gguf_files_of_other_weights_have_other_fingerprints(tmp_path: Path) -> None:
     fingerprints = set()
     for name, type_name in (("a", "Q4_1"), ("b", "Q4_1"), ("c", "Q4_0")):

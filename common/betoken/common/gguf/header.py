@@ -42,6 +42,8 @@ class GgufError(ValueError):
 class GgufTensor:
     """The place of one tensor."""
 
+    path: Path
+    """Its file."""
     name: str
     shape: tuple[int, ...]
     """In torch's order: the last dimension is contiguous."""
@@ -65,8 +67,11 @@ class GgufHeader:
     metadata: Mapping[str, Any]
     """Numbers, booleans, texts, and lists of them."""
     tensors: tuple[GgufTensor, ...]
+    """Tensors of the file and of all further parts."""
     num_bytes: int
     """Length of the header, the beginning of the tensors' data."""
+    parts: tuple["GgufHeader", ...] = ()
+    """Headers of the further parts of a model in several files."""
 
     @property
     def architecture(self) -> str:
@@ -85,28 +90,8 @@ class GgufHeader:
         return value
 
 
-def find_gguf(source: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the only one of a directory without config.json; None elsewhere.
-
-    Raises:
-        GgufError: a directory holds several and nothing else to load.
-        OSError: the path may not be looked at.
-    """
-    if source.is_file():
-        return source if source.suffix == ".gguf" else None
-    if not source.is_dir() or (source / "config.json").exists():
-        return None
-    found = sorted(path for path in source.glob("*.gguf") if path.is_file())
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:4])
-        raise GgufError(
-            f"{source} holds {len(found)} GGUF files ({names}{', ...' if len(found) > 4 else ''}): name one"
-        )
-    return found[0] if found else None
-
-
-def read_header(path: Path) -> GgufHeader:
-    """Read and check a file's header.
+def read_part(path: Path) -> GgufHeader:
+    """Read and check the header of one file, which may be a part of a model.
 
     Raises:
         GgufError: the file is not GGUF of version 2 or 3, is cut off, or breaks a limit. OSError: it cannot be read.
@@ -160,7 +145,7 @@ class _Reader:
                 raise GgufError(f"{self._path} is cut off: tensor {name!r} lacks {missing} bytes")
             if offset % alignment:
                 raise GgufError(f"{self._path}: tensor {name!r} begins at {offset}, no multiple of {alignment}")
-            tensors.append(GgufTensor(name, shape, type_name, start, num_bytes))
+            tensors.append(GgufTensor(self._path, name, shape, type_name, start, num_bytes))
         if len({tensor.name for tensor in tensors}) < len(tensors):
             raise GgufError(f"{self._path}: tensors of one name")
         return GgufHeader(self._path, metadata, tuple(tensors), data_start)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from betoken.common.gguf.header import GgufError
+from betoken.common.gguf.parts import SUFFIX, whole_name
 from betoken.common.model_path import split_hub_file
 
-_SUFFIX = ".gguf"
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 _MAX_NAMES = 24
 """File names listed by an error."""
 
@@ -52,19 +51,19 @@ def choose_file(files: Sequence[str], wanted: str, repository: str) -> list[str]
     Raises:
         GgufError: none or several match.
     """
-    models = sorted(file for file in files if file.endswith(_SUFFIX) and not _name(file).startswith("mmproj"))
+    models = sorted(file for file in files if file.endswith(SUFFIX) and not _name(file).startswith("mmproj"))
     if wanted in models:
-        stem = _PART.sub("", wanted)
+        stem = whole_name(wanted)
     else:
         part_of_name = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?=[.-])", re.IGNORECASE)
-        stems = sorted({_PART.sub("", file) for file in models if part_of_name.search(_name(file))})
+        stems = sorted({whole_name(file) for file in models if part_of_name.search(_name(file))})
         if len(stems) != 1:
             found = f"several files match: {_listed(stems)}"
             if not stems:
                 found = f"no such GGUF file; it has {_listed(models)}"
             raise GgufError(f"{repository}:{wanted}: {found}")
         stem = stems[0]
-    return [file for file in models if _PART.sub("", file) == stem]
+    return [file for file in models if whole_name(file) == stem]
 
 
 def _files_of(repository: str, revision: str | None) -> list[str]:
@@ -79,7 +78,7 @@ def _files_of(repository: str, revision: str | None) -> list[str]:
             snapshot = Path(snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=[]))
         except Exception:
             raise error from None
-        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{_SUFFIX}")]
+        return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]
 
 
 def _name(file: str) -> str:

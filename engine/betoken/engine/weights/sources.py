@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer
+from betoken.common.gguf import GgufError, GgufHeader, find_gguf, read_header, read_tokenizer, whole_name
 from betoken.common.model_path import split_hub_file
 from betoken.common.tokenizer_json import hash_tokenizer_json
 from betoken.engine.errors import ModelRefusedError
@@ -175,7 +175,7 @@ def open_source(model: str, revision: str | None, progress: Progress = lambda st
         path = resolve_directory(model, revision, progress)
     try:
         if (file := find_gguf(path)) is not None:
-            return GgufSource(file.stem, read_header(file))
+            return GgufSource(Path(whole_name(file.name)).stem, read_header(file))
     except (GgufError, OSError) as error:  # which name the file
         raise ModelRefusedError(str(error)) from error
     is_local = os.path.isdir(os.path.expanduser(model))

@@ -60,7 +60,7 @@ def _read_factors(header: GgufHeader, names: tuple[str, ...]) -> list[list[float
     for tensor in (found[name] for name in names if name in found):
         if tensor.type != "F32" or len(tensor.shape) != 1:
             raise ModelRefusedError(f"tensor {tensor.name!r}, {tensor.type} {list(tensor.shape)}: no row of F32")
-        numbers = np.fromfile(header.path, np.float32, tensor.shape[0], offset=tensor.start)
+        numbers = np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start)
         if not (np.isfinite(numbers) & (numbers > 0)).all():
             raise ModelRefusedError(f"tensor {tensor.name!r}: a factor is not a finite number above 0")
         factors.append(numbers.tolist())

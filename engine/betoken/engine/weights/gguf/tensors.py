@@ -29,14 +29,17 @@ _DENSE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 
 
 def hash_header(header: GgufHeader) -> str:
-    """SHA-256 hex of a file's header and of 4 KiB from the start, middle and end of each tensor."""
+    """SHA-256 hex of the header of each file and of 4 KiB from the start, middle and end of each tensor."""
     digest = hashlib.sha256()
-    with header.path.open("rb") as file:
-        digest.update(file.read(header.num_bytes))
-        for tensor in header.tensors:
-            for place in (0, tensor.num_bytes // 2, max(0, tensor.num_bytes - SAMPLE_BYTES)):
-                file.seek(tensor.start + place)
-                digest.update(file.read(min(SAMPLE_BYTES, tensor.num_bytes - place)))
+    for part in (header, *header.parts):
+        with part.path.open("rb") as file:
+            digest.update(file.read(part.num_bytes))
+            for tensor in header.tensors:
+                if tensor.path != part.path:
+                    continue
+                for place in (0, tensor.num_bytes // 2, max(0, tensor.num_bytes - SAMPLE_BYTES)):
+                    file.seek(tensor.start + place)
+                    digest.update(file.read(min(SAMPLE_BYTES, tensor.num_bytes - place)))
     return digest.hexdigest()
 
 
@@ -97,7 +100,7 @@ class _Placed:
 
     def refuse(self, tensor: GgufTensor, what: str) -> ModelRefusedError:
         """The error for a tensor."""
-        return ModelRefusedError(f"{self.header.path}: tensor {tensor.name!r} {what}")
+        return ModelRefusedError(f"{tensor.path}: tensor {tensor.name!r} {what}")
 
     def dense(self) -> dict[str, "_Dense"]:
         """Weights of numbers, by their names."""
@@ -163,25 +166,23 @@ class _Placed:
     def _stored(self, tensor: GgufTensor, rows: slice, order: Tensor | None) -> StoredWeight:
         shape = (rows.stop - rows.start, tensor.row_bytes)
         inputs = self.places.input_order(tensor.name)
-        read = partial(_read, self.header, tensor, None if inputs is None else inputs.int())
-        return StoredWeight(
-            {"weight": (shape, torch.uint8)}, read, fetch=lambda part: _blocks(self.header, tensor, rows, order)
-        )
+        read = partial(_read, tensor, None if inputs is None else inputs.int())
+        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch=lambda part: _blocks(tensor, rows, order))
 
 
-def _blocks(header: GgufHeader, tensor: GgufTensor, rows: slice, order: Tensor | None) -> Tensor:
+def _blocks(tensor: GgufTensor, rows: slice, order: Tensor | None) -> Tensor:
     """The bytes of some rows, uint8 [N, bytes]."""
     count, width = rows.stop - rows.start, tensor.row_bytes
-    data = np.fromfile(header.path, np.uint8, count * width, offset=tensor.start + rows.start * width)
+    data = np.fromfile(tensor.path, np.uint8, count * width, offset=tensor.start + rows.start * width)
     blocks = torch.from_numpy(data).reshape(count, width)
     return blocks if order is None else blocks[order]
 
 
-def _read(header: GgufHeader, tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tensor]) -> Grouped:
+def _read(tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tensor]) -> Grouped:
     try:
         weight = read_blocks(tensor.type, tensors["weight"], tensor.shape[-1], tensor.name)
     except ModelRefusedError as error:
-        raise ModelRefusedError(f"{header.path}: {error}") from error
+        raise ModelRefusedError(f"{tensor.path}: {error}") from error
     return weight if inputs is None else replace(weight, order=inputs)
 
 
@@ -206,8 +207,7 @@ class _Dense:
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _numbers(self, tensor: GgufTensor) -> Tensor:
-        path = self._placed.header.path
-        data = torch.from_numpy(np.fromfile(path, np.uint8, tensor.num_bytes, offset=tensor.start))
+        data = torch.from_numpy(np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.start))
         numbers = data.view(_DENSE_TYPES[tensor.type]).reshape(tensor.shape)
         try:
             return self._placed.places.moved(tensor.name, numbers.float())
