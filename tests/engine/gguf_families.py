@@ -18,6 +18,8 @@ from tests.engine.gguf_files import TOKENS, add_key, add_tokenizer, close, permu
 
 TYPES = {"token_embd": "Q8_0", "output": "Q8_0", "ffn_down_exps": "Q4_0", "ffn_down": "Q4_0"}
 """Types of quantised weights other than Q4_1."""
+MXFP4_EXPERTS = {"gpt-oss": dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "MXFP4")}
+"""Further ones by architecture."""
 DENSE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "shortconv.conv", "ssm_conv1d")
 """Matrices that llama.cpp leaves in float32."""
 
@@ -37,6 +39,7 @@ _COMMON = {
     **dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
     "pad_token_id": None,
 }
+_ORIGINAL = {"original_max_position_embeddings": 64}
 _GATED_DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -84,6 +87,18 @@ def _rms(config: Any) -> dict[str, Any]:
 
 def _heads(config: Any) -> dict[str, Any]:
     return dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_dim)
+
+
+def _gpt_oss(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return (
+        _rms(config)
+        | _heads(config)
+        | {"attention.sliding_window": config.sliding_window, "expert_feed_forward_length": config.intermediate_size}
+        | {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+        | {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+        | {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+    )
 
 
 def _rotary(config: Any) -> dict[str, Any]:
@@ -165,6 +180,10 @@ def _transposed(config: Any, name: str, numbers: Tensor) -> Tensor:
     return numbers.T.contiguous() if is_linear else numbers
 
 
+def _of_gpt_oss(config: Any, name: str, numbers: Tensor) -> Tensor:
+    return numbers.transpose(1, 2) if numbers.dim() == 3 else numbers
+
+
 def _of_lfm2(config: Any, name: str, numbers: Tensor) -> Tensor:
     return numbers.squeeze(1) if name.endswith("shortconv.conv.weight") else numbers
 
@@ -215,6 +234,13 @@ FAMILIES: dict[str, Family] = {
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, "tie_word_embeddings": True},
         _gpt2,
         _transposed,
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        {"head_dim": 16, "sliding_window": 9, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False} | _ORIGINAL},
+        _gpt_oss,
+        _of_gpt_oss,
     ),
     "lfm2": Family(
         "lfm2", {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"]}, _lfm2, _of_lfm2
@@ -315,7 +341,9 @@ def write_family(
         numbers = family.moved(config, name, numbers).contiguous()
         own = name.split(".", 2)[-1] if name.startswith("blk.") else name
         stem = own.removesuffix(".weight")
-        type_name = "F32" if is_dense or numbers.dim() < 2 or stem in DENSE else TYPES.get(stem, "Q4_1")
+        types = TYPES | MXFP4_EXPERTS.get(architecture, {})
+        is_plain = is_dense or numbers.dim() < 2 or stem in DENSE or stem.endswith("bias")
+        type_name = "F32" if is_plain else types.get(stem, "Q4_1")
         write_tensor(writer, name, numbers.numpy(), type_name)
     for name, numbers in more.items():
         writer.add_tensor(name, numbers)
@@ -332,7 +360,15 @@ def _tensors(architecture: str, model: Any) -> Iterator[tuple[str, Tensor]]:
         stem, _, suffix = name.rpartition(".")
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        if name.endswith("experts.gate_up_proj"):
+        if name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")) and architecture == "gpt-oss":
+            suffix = "bias" if name.endswith("bias") else "weight"
+            yield f"{layer}.ffn_gate_exps.{suffix}", numbers[..., ::2]
+            yield f"{layer}.ffn_up_exps.{suffix}", numbers[..., 1::2]
+        elif name.endswith("experts.down_proj_bias"):
+            yield f"{layer}.ffn_down_exps.bias", numbers
+        elif name.endswith("sinks"):
+            yield f"{layer}.attn_sinks.weight", numbers
+        elif name.endswith("experts.gate_up_proj"):
             gate, up = numbers.chunk(2, dim=1)
             yield f"{layer}.ffn_gate_exps.weight", gate
             yield f"{layer}.ffn_up_exps.weight", up
@@ -346,3 +382,13 @@ def _tensors(architecture: str, model: Any) -> Iterator[tuple[str, Tensor]]:
             yield f"{layer}.ssm_dt.bias", numbers
         else:
             yield f"{names.get_name(stem)}.{suffix}", numbers
+
+
+def of_gpt_oss(path: str, model: Any) -> Any:
+    """The model with the numbers of a file, in float32: transformers looks for other names of the experts' tensors."""
+    reader = gguf.GGUFReader(path)
+    found = {one.name: torch.tensor(gguf.quants.dequantize(one.data, one.tensor_type)) for one in reader.tensors}
+    with torch.no_grad():
+        for name, numbers in _tensors("gpt-oss", model):  # views of the model's own
+            numbers.copy_(_of_gpt_oss(model.config, name, found[name]))
+    return model

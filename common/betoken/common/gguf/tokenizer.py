@@ -38,7 +38,7 @@ _SPLITS = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "lfm2": _LLAMA3,
-    "minimax-m2": _GPT4O,
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), _GPT4O),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
 }

@@ -13,6 +13,7 @@ from betoken.engine.families import (
     glm,
     gpt2,
     gpt_neo,
+    gpt_oss,
     gptj,
     hunyuan,
     kimi,
@@ -36,8 +37,8 @@ from betoken.engine.families.family import Architecture, Family
 
 # fmt: off
 _FILES = (
-    bloom, deepseek, falcon, gemma, glm, gpt2, gpt_neo, gptj, hunyuan, kimi, lfm, llama, llama4, mamba, minimax, mpt,
-    multimodal, olmo, phi, qwen, qwen_hybrid, recurrent_gemma, refused, starcoder, zamba,
+    bloom, deepseek, falcon, gemma, glm, gpt2, gpt_neo, gpt_oss, gptj, hunyuan, kimi, lfm, llama, llama4, mamba,
+    minimax, mpt, multimodal, olmo, phi, qwen, qwen_hybrid, recurrent_gemma, refused, starcoder, zamba,
 )
 # fmt: on
 FAMILIES = tuple(record for file in _FILES for record in vars(file).values() if isinstance(record, Family))

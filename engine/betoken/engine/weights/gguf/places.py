@@ -19,7 +19,9 @@ from transformers.core_model_loading import Concatenate, WeightConverter, Weight
 from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-_OF_EXPERTS = re.compile(r".*\.layers\.(\d+)\..*\.(experts\.gate_up_proj|e_score_correction_bias)")
+_OF_EXPERTS = re.compile(
+    r".*\.layers\.(\d+)\..*\.(experts\.gate_up_proj(?:_bias)?|experts\.down_proj_bias|e_score_correction_bias)"
+)
 """Parameters that the table of ggml's package lacks."""
 
 
@@ -31,6 +33,8 @@ class Place:
     """The parameter's name in the model."""
     part: int = 0
     """Which part of the parameter it is, along the outputs of every expert."""
+    takes_turns: bool = False
+    """Whether the outputs of the parts take turns, instead of following each other."""
 
 
 class Places(Protocol):
@@ -53,11 +57,14 @@ def places_of(architecture: str, config: PreTrainedConfig, model: Any) -> Places
     """How transformers places tensors of this architecture."""
     if architecture in GGUF_ARCHS:
         return _ByTransforms(architecture, config, model)
-    return _ByTable(architecture, config, model)
+    return (_InTurns if architecture == "gpt-oss" else _ByTable)(architecture, config, model)
 
 
 class _ByTable:
     """The table of ggml's package, and a processor of transformers."""
+
+    _takes_turns = False
+    """Whether the outputs of experts' gate and up take turns."""
 
     def __init__(self, architecture: str, config: PreTrainedConfig, model: Any) -> None:
         make: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
@@ -75,11 +82,13 @@ class _ByTable:
                 self._add_experts(f"blk.{match[1]}", name)
 
     def _add_experts(self, layer: str, name: str) -> None:
-        if name.endswith("gate_up_proj"):
-            self._places[f"{layer}.ffn_gate_exps.weight"] = Place(name)
-            self._places[f"{layer}.ffn_up_exps.weight"] = Place(name, part=1)
+        if "gate_up_proj" in name:
+            suffix = "bias" if name.endswith("bias") else "weight"
+            for part, stem in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                self._places[f"{layer}.{stem}.{suffix}"] = Place(name, part, self._takes_turns)
         else:
-            self._places[f"{layer}.exp_probs_b.bias"] = Place(name)
+            stem = "ffn_down_exps" if name.endswith("down_proj_bias") else "exp_probs_b"
+            self._places[f"{layer}.{stem}.bias"] = Place(name)
 
     def of(self, name: str) -> Place | None:
         """See `Places`."""
@@ -94,6 +103,16 @@ class _ByTable:
     def input_order(self, name: str) -> Tensor | None:
         """See `Places`."""
         return None
+
+
+class _InTurns(_ByTable):
+    """gpt-oss, whose experts have inputs first in the model; transformers' processor knows other names of tensors."""
+
+    _takes_turns = True
+
+    def moved(self, name: str, numbers: Tensor) -> Tensor:
+        """See `Places`."""
+        return numbers.transpose(1, 2) if numbers.dim() == 3 else numbers
 
 
 class _ByTransforms:

@@ -4,7 +4,7 @@ It knows types and shapes; `places` knows the parameters.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -82,6 +82,8 @@ class _Placed:
         self.header, self.model = header, model
         self.places = places_of(header.architecture, config, model)
         self.parts: dict[str, dict[int, GgufTensor]] = {}
+        self.in_turns: set[str] = set()
+        """Names of weights the outputs of whose parts take turns."""
         known = ARCHITECTURES[header.architecture].rope_tensors  # the configuration has them
         num_layers = header.metadata.get(f"{header.architecture}.block_count")
         left_out = tuple(f"blk.{layer}." for layer in range(config.num_hidden_layers, num_layers or 0))
@@ -97,6 +99,8 @@ class _Placed:
         if place.part in parts:
             raise self.refuse(tensor, f"and {parts[place.part].name!r} are both {place.name}")
         parts[place.part] = tensor
+        if place.takes_turns:
+            self.in_turns.add(place.name)
 
     def refuse(self, tensor: GgufTensor, what: str) -> ModelRefusedError:
         """The error for a tensor."""
@@ -105,7 +109,7 @@ class _Placed:
     def dense(self) -> dict[str, "_Dense"]:
         """Weights of numbers, by their names."""
         return {
-            name: _Dense(self, [parts[number] for number in sorted(parts)])
+            name: _Dense(self, name, [parts[number] for number in sorted(parts)])
             for name, parts in self.parts.items()
             if not any(tensor.type in GROUPED_TYPES for tensor in parts.values())
         }
@@ -137,37 +141,43 @@ class _Placed:
             order = row_order(self.places, tensor.name, tensor.shape[0])
         except ValueError as error:
             raise self.refuse(tensor, f"is not stored row by row as the model has it: {error}") from error
-        return self._stored(tensor, slice(0, tensor.shape[0]), order)
+        return self._stored([tensor], slice(0, tensor.shape[0]), order)
 
     def _experts(self, name: str, tensors: list[GgufTensor]) -> StoredExperts:
         path, _, own = name.rpartition(".")
         module = self.model.get_submodule(path)
-        if not is_experts(module) or module.is_transposed:
+        if not is_experts(module):
             raise self.refuse(tensors[0], f"is not a weight of experts of {type(self.model).__name__} as they are run")
-        num_experts, height, num_inputs = getattr(module, own).shape
-        expected = (num_experts, height // len(tensors), num_inputs)
+        num_experts, *sizes = getattr(module, own).shape
+        num_outputs, num_inputs = reversed(sizes) if module.is_transposed else sizes
+        expected = (num_experts, num_outputs // len(tensors), num_inputs)
         for tensor in tensors:
             if tensor.shape != expected or len(tensors) != self._num_parts(own):
                 raise self.refuse(tensor, f"has shape {list(tensor.shape)}, not {list(expected)}")
-        rows = expected[1]
+        if name in self.in_turns and len({tensor.type for tensor in tensors}) > 1:
+            raise self.refuse(tensors[0], f"is {tensors[0].type}, and {tensors[1].name!r} is {tensors[1].type}")
+        together = [tensors] if name in self.in_turns else [[tensor] for tensor in tensors]
+        experts = [slice(expert * expected[1], (expert + 1) * expected[1]) for expert in range(num_experts)]
         return StoredExperts(
-            num_experts,
-            tuple(
-                self._stored(tensor, slice(expert * rows, (expert + 1) * rows), None)
-                for expert in range(num_experts)
-                for tensor in tensors
-            ),
+            num_experts, tuple(self._stored(parts, rows, None) for rows in experts for parts in together)
         )
 
     @staticmethod
     def _num_parts(own: str) -> int:
         return 2 if own == "gate_up_proj" else 1
 
-    def _stored(self, tensor: GgufTensor, rows: slice, order: Tensor | None) -> StoredWeight:
-        shape = (rows.stop - rows.start, tensor.row_bytes)
-        inputs = self.places.input_order(tensor.name)
-        read = partial(_read, tensor, None if inputs is None else inputs.int())
-        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch=lambda part: _blocks(tensor, rows, order))
+    def _stored(self, tensors: Sequence[GgufTensor], rows: slice, order: Tensor | None) -> StoredWeight:
+        """These rows of tensors of one type, which take turns."""
+        first = tensors[0]
+        shape = (len(tensors) * (rows.stop - rows.start), first.row_bytes)
+        inputs = self.places.input_order(first.name)
+        read = partial(_read, first, None if inputs is None else inputs.int())
+
+        def fetch(part: str) -> Tensor:
+            blocks = [_blocks(tensor, rows, order) for tensor in tensors]
+            return torch.stack(blocks, dim=1).flatten(0, 1) if len(blocks) > 1 else blocks[0]
+
+        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch)
 
 
 def _blocks(tensor: GgufTensor, rows: slice, order: Tensor | None) -> Tensor:
@@ -189,8 +199,9 @@ def _read(tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tenso
 class _Dense:
     """A weight of numbers, read when transformers asks for it; of experts, its concatenated parts."""
 
-    def __init__(self, placed: _Placed, tensors: list[GgufTensor]) -> None:
+    def __init__(self, placed: _Placed, name: str, tensors: list[GgufTensor]) -> None:
         self._placed, self._tensors = placed, tensors
+        self._takes_turns = name in placed.in_turns
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -204,6 +215,8 @@ class _Dense:
 
     def __getitem__(self, _: Any) -> Tensor:
         parts = [self._numbers(tensor) for tensor in self._tensors]
+        if self._takes_turns:
+            return torch.stack(parts, dim=-1).flatten(-2)
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _numbers(self, tensor: GgufTensor) -> Tensor:
