@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise, int8_vectorwise_dequant, quantize_4bit
+from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
 from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor, IntQuantizationCompressor
+from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor, unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -89,6 +92,69 @@ def store_compressed_tensors(form: str, weights: dict[str, Any], dtype: torch.dt
         return compressed, compressor.decompress(exact, scheme)["weight"]
 
     return store
+
+
+def store_float4(is_mx: bool) -> Callable[[Tensor], Stored]:
+    """NVFP4 or MXFP4 by the package itself."""
+    compressor: Any = MXFP4PackedCompressor if is_mx else NVFP4PackedCompressor
+    group = 32 if is_mx else 16
+    arguments = float4_config(is_mx)["config_groups"]["group_0"]["weights"]
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
+
+    def store(weight: Tensor) -> Stored:
+        scales = scales_of(weight, group, 6.0, torch.float32)
+        total = (448 / scales.max()).reshape(1)
+        state = {"weight": weight, "weight_scale": scales.log2().ceil().exp2()}
+        if not is_mx:
+            rounded = (scales * total).to(torch.float8_e4m3fn).float()
+            state = {"weight": weight, "weight_scale": rounded, "weight_global_scale": total}
+        stored = compressor.compress(state, scheme)
+        codes = unpack_fp4_from_uint8(stored["weight_packed"], *weight.shape, dtype=torch.float32)
+        options: dict[str, Any] = {"args": scheme.weights, "dtype": torch.float32}
+        numbers = dequantize(codes, state["weight_scale"], global_scale=None if is_mx else total, **options)
+        return stored | ({} if is_mx else {"input_global_scale": total.clone()}), numbers
+
+    return store
+
+
+def float4_config(is_mx: bool) -> dict[str, Any]:
+    """As the package writes it."""
+    own = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    if not is_mx:
+        own = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+    form = f"{'mx' if is_mx else 'nv'}fp4-pack-quantized"
+    return compressed_tensors_config(form, num_bits=4, type="float", symmetric=True, **own)
+
+
+def modelopt_config(algorithm: str) -> dict[str, Any]:
+    """As Model Optimizer writes it."""
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm,
+        "producer": {"name": "modelopt"},
+        "ignore": ["lm_head"],
+    }
+
+
+def store_modelopt(algorithm: str) -> Callable[[Tensor], Stored]:
+    """With the scales of activations and KV that it adds."""
+
+    def more() -> dict[str, Tensor]:
+        return {"input_scale": torch.tensor(0.5), "k_scale": torch.tensor(1.0)}
+
+    def nvfp4(weight: Tensor) -> Stored:
+        stored, _ = store_float4(is_mx=False)(weight)
+        total, codes = 1 / stored["weight_global_scale"].reshape(()), stored["weight_packed"]
+        scales = stored["weight_scale"]
+        numbers = unpack_fp4_from_uint8(codes, *weight.shape, dtype=torch.float32)
+        numbers *= (scales.float() * total).repeat_interleave(16, dim=1)
+        return {"weight": codes, "weight_scale": scales, "weight_scale_2": total, **more()}, numbers
+
+    def fp8(weight: Tensor) -> Stored:
+        stored, numbers = store_fp8(None)(weight)
+        return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"], **more()}, numbers
+
+    return nvfp4 if algorithm == "NVFP4" else fp8
 
 
 def store_ordered(group: int) -> Callable[[Tensor], Stored]:

@@ -1,10 +1,11 @@
-"""Weights that compressed-tensors wrote: integers of 4 and 8 bits, packed or not, and FP8.
+"""Weights that compressed-tensors wrote: integers of 4 and 8 bits, packed or not, FP8, NVFP4 and MXFP4.
 
 Activations and KV are never quantised, whatever the file says of them. It reads tensors, not files.
 Source: compressed-tensors, compressors/{pack_quantized,naive_quantized}.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,27 @@ import torch
 from torch import Tensor
 
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.weights.float4 import Names, take_float4
 from betoken.engine.weights.float8 import float8_weight, take_float8
 from betoken.engine.weights.stored import StoredWeight
 from betoken.engine.weights.stored_files import FLOATS, StoredTensors, check_group, integer_weight, order_of, unpack
 from betoken.kernels.linear_grouped import Grouped
 
 METHOD = "compressed-tensors"
-_FORMATS = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
-_IGNORED = {"input_scale": FLOATS, "output_scale": FLOATS, "input_zero_point": (torch.int8,)}
+_STRATEGIES: Mapping[str, tuple[str | None, ...]] = {
+    "mxfp4-pack-quantized": ("group",),
+    "nvfp4-pack-quantized": ("tensor_group",),
+}
+"""Strategies of the formats of E2M1 floats; integers and FP8 have others."""
+_FORMATS = (
+    *("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized"),
+    *_STRATEGIES,
+)
+_FLOAT4 = Names("weight_packed", "weight_scale", "weight_global_scale", divides=True)
+_IGNORED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("input_scale", "input_global_scale", "output_scale"), FLOATS),
+    "input_zero_point": (torch.int8,),
+}
 """Constants of activations."""
 _ORDERS = (None, False, "weight", "static", "group", "dynamic")
 """Orders of inputs; the last two by groups that `weight_g_idx` names."""
@@ -37,11 +51,13 @@ def check_config(config: Mapping[str, Any]) -> None:
     if config.get("transform_config"):
         raise ModelRefusedError(f"{METHOD}: transform_config is not empty: rotated weights are not supported")
     for name, group in groups.items():
-        weights = group.get("weights") or {}
+        weights, form = group.get("weights") or {}, str(group.get("format") or config.get("format"))
         _one_of(f"{name}.format", group.get("format"), (*_FORMATS, None))
         _one_of(f"{name}.weights.type", weights.get("type", "int"), ("int", "float"))
-        _one_of(f"{name}.weights.num_bits", weights.get("num_bits", 8), (8,) if _is_float(weights) else (4, 8))
-        _one_of(f"{name}.weights.strategy", weights.get("strategy"), ("tensor", "channel", "group", "block", None))
+        bits = (4,) if form in _STRATEGIES else (8,) if _is_float(weights) else (4, 8)
+        _one_of(f"{name}.weights.num_bits", weights.get("num_bits", 8), bits)
+        strategies = _STRATEGIES.get(form, ("tensor", "channel", "group", "block", None))
+        _one_of(f"{name}.weights.strategy", weights.get("strategy"), strategies)
         _one_of(f"{name}.weights.actorder", weights.get("actorder"), _ORDERS)
 
 
@@ -66,6 +82,9 @@ def stored_weight(config: Mapping[str, Any], tensors: StoredTensors) -> StoredWe
         for name, dtypes in _IGNORED.items()
         if name in tensors.specs
     }
+    if tensors.specs.get("weight_packed", ((), ""))[1] == "U8":
+        weight = take_float4(tensors, _FLOAT4)
+        return replace(weight, tensors={**weight.tensors, **ignored})
     if "weight_packed" in tensors.specs:
         return _integers(config, tensors, _packed_bits(tensors), ignored)
     dtype = tensors.specs.get("weight", ((), ""))[1]

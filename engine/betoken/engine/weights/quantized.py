@@ -12,7 +12,7 @@ from typing import Any
 
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8, gptq, mxfp4
+from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8, gptq, modelopt, mxfp4
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.language_model import language_tensors
 from betoken.engine.weights.rounding import plan_rounding
@@ -20,7 +20,7 @@ from betoken.engine.weights.stored import Stored, StoredConfig
 from betoken.engine.weights.stored_files import plan_of
 
 _FORMATS: Mapping[str, ModuleType] = {
-    module.METHOD: module for module in (awq, bitsandbytes, compressed_tensors, float8, gptq)
+    module.METHOD: module for module in (awq, bitsandbytes, compressed_tensors, float8, gptq, modelopt)
 }
 
 
@@ -36,7 +36,7 @@ def select_loading(
     Raises:
         ModelRefusedError: the method, a field or a tensor is not supported.
     """
-    quantization = getattr(model_config, "quantization_config", None)
+    quantization = getattr(model_config, "quantization_config", None) or modelopt.read_settings(source)
     if config.quantize is not None:
         if source.is_file():
             raise ModelRefusedError(f"quantize: {config.quantize}: {source} is a GGUF file, which has its own types")
