@@ -1,6 +1,6 @@
 """Services forked from a process that has imported their modules, which takes most of the seconds of a start.
 
-`ForkedPopen` stands in for `subprocess.Popen`. The commands of `LocalServices` and of the transformers baseline become
+`ForkedPopen` replaces `subprocess.Popen`. The commands of `LocalServices` and of the transformers baseline become
 children of this process as if executed: with their own session, streams, arguments, environment and working directory.
 Other commands are executed, and so are those whose environment differs in a variable that imports may read.
 """

@@ -1,4 +1,4 @@
-"""A service that the tests fork behaves as one that is executed."""
+"""A forked service behaves like an executed one."""
 
 import os
 import signal
