@@ -1,4 +1,4 @@
-"""Thousands of mutants of every message that a client or a router may send: each is answered, and nothing is left.
+"""Hundreds of mutants of every message that a client or a router may send: each is answered, and nothing is left.
 
 After each batch an answer is what it was before, and all pages and places are free. `python -m betoken.bench.fuzz` does
 more of it.
@@ -20,7 +20,7 @@ from betoken.bench.fuzz.check import HealthCheck
 from betoken.testing.mutation import Mutator
 from tests.e2e.in_process import CheckIntegrity, Running, running, save_pair
 
-NUM_MUTANTS = 2000
+NUM_MUTANTS = [800, pytest.param(4000, marks=pytest.mark.slow)]
 SEED = 20261127
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -51,21 +51,25 @@ async def check(services: Running, caplog: pytest.LogCaptureFixture) -> Callable
     return check
 
 
+@pytest.mark.parametrize("num_mutants", NUM_MUTANTS)
 @pytest.mark.parametrize("method", sorted(seeds.calls()))
-async def test_mutated_calls_are_answered_and_leave_nothing(services: Running, check: Any, method: str) -> None:
-    statuses = await fuzz_calls(services.address, method, seeds.calls()[method], Mutator(SEED), NUM_MUTANTS, check)
-    assert sum(statuses.values()) == NUM_MUTANTS
+async def test_mutated_calls_are_answered_and_leave_nothing(
+    services: Running, check: Any, method: str, num_mutants: int
+) -> None:
+    statuses = await fuzz_calls(services.address, method, seeds.calls()[method], Mutator(SEED), num_mutants, check)
+    assert sum(statuses.values()) == num_mutants
     assert statuses["INVALID_ARGUMENT"] > 20, "mutants were refused"
     assert statuses["OK"] + statuses["CANCELLED"] > 20, "mutants were served"
     assert not statuses.keys() & {"UNAVAILABLE", "UNIMPLEMENTED"}
 
 
+@pytest.mark.parametrize("num_mutants", NUM_MUTANTS)
 @pytest.mark.parametrize("role", ["verify", "draft"])
 async def test_mutated_frames_of_a_router_do_not_disturb_other_routers(
-    services: Running, check: Any, role: str
+    services: Running, check: Any, role: str, num_mutants: int
 ) -> None:
     address = getattr(services, role)
     frames = getattr(seeds, f"{role}_frames")
-    statuses: Counter[str] = await fuzz_link(address, role, frames, Mutator(SEED), NUM_MUTANTS, check)
+    statuses: Counter[str] = await fuzz_link(address, role, frames, Mutator(SEED), num_mutants, check)
     assert statuses["INVALID_ARGUMENT"] > 5, "links were ended for what came over them"
     assert statuses["CANCELLED"] > 5, "links went on whose frames were refused by the entry"
