@@ -1,6 +1,8 @@
 import argparse
 import json
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,23 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return Recipe(tmp_path, monkeypatch)
 
 
-def test_the_whole_recipe_runs_and_a_second_call_resumes_it(recipe: Recipe, tmp_path: Path) -> None:
-    out, run_dir = recipe("models"), tmp_path / "run_models"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Recipe, Path]]:
+    """A recipe that has been run into the folder `models`."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        recipe = Recipe(tmp_path_factory.mktemp("trained"), monkeypatch)
+        yield recipe, recipe("models")
+
+
+@pytest.fixture
+def first(trained: tuple[Recipe, Path], tmp_path: Path) -> Path:
+    """A copy of the trained pair."""
+    return shutil.copytree(trained[1], tmp_path / "first")
+
+
+def test_the_whole_recipe_runs_and_a_second_call_resumes_it(trained: tuple[Recipe, Path]) -> None:
+    recipe, out = trained
+    run_dir = out.with_name("run_models")
     weights = (out / "target" / "model.safetensors").read_bytes()
     card = (out / "README.md").read_text()
     assert "held-out loss" in card and "[512, 768)" in card and "--target-tokens 8192" in card
@@ -55,8 +72,9 @@ def test_the_whole_recipe_runs_and_a_second_call_resumes_it(recipe: Recipe, tmp_
     assert (out / "README.md").read_text() == card
 
 
-def test_a_pair_is_trained_further_from_its_weights_alone(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = recipe("first")
+def test_a_pair_is_trained_further_from_its_weights_alone(
+    recipe: Recipe, first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pair, "CONTINUED_LR", 0.0)
     unchanged = recipe("unchanged", "--start-from", str(first), "--seed", "1")
     for name in ("target", "draft"):
@@ -64,8 +82,7 @@ def test_a_pair_is_trained_further_from_its_weights_alone(recipe: Recipe, monkey
         assert (unchanged / name / "model.safetensors").read_bytes() == weights, "it begins with the pair's weights"
 
 
-def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Recipe) -> None:
-    first = recipe("first")
+def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Recipe, first: Path) -> None:
     second = recipe("second", "--start-from", str(first), "--seed", "1")
     runs = json.loads((second / "training_runs.json").read_text())
     assert [run["target_tokens"] for run in runs] == [8192, 8192]
@@ -77,10 +94,9 @@ def test_the_card_of_a_pair_that_was_trained_further_counts_every_run(recipe: Re
     assert "| 0.02M |" in card and card.count("python -m betoken.training.pair") == 2
 
 
-def test_the_draft_alone_can_be_trained_further(recipe: Recipe) -> None:
+def test_the_draft_alone_can_be_trained_further(recipe: Recipe, first: Path) -> None:
     with pytest.raises(SystemExit, match="target_tokens 0.* start_from"):
-        recipe("first", "--target-tokens", "0")
-    first = recipe("pair")
+        recipe("second", "--target-tokens", "0")
     second = recipe("second", "--start-from", str(first), "--seed", "1", "--target-tokens", "0")
     before, after = (
         {name: (folder / name / "model.safetensors").read_bytes() for name in ("target", "draft")}
@@ -91,8 +107,7 @@ def test_the_draft_alone_can_be_trained_further(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["tokenizer", "training_runs"])
-def test_a_pair_of_another_tokenizer_or_history_is_refused(recipe: Recipe, wrong: str) -> None:
-    first = recipe("first")
+def test_a_pair_of_another_tokenizer_or_history_is_refused(recipe: Recipe, first: Path, wrong: str) -> None:
     if wrong == "training_runs":
         (first / "training_runs.json").unlink()
     else:
@@ -126,8 +141,7 @@ def test_defaults_are_a_token_budget_of_about_ten_epochs() -> None:
     assert options.minutes is None and options.target_tokens >= 90_000_000
 
 
-def test_a_pair_is_not_written_over_the_one_it_starts_from(recipe: Recipe) -> None:
-    first = recipe("first")
+def test_a_pair_is_not_written_over_the_one_it_starts_from(recipe: Recipe, first: Path) -> None:
     with pytest.raises(SystemExit, match="out .*first"):
         recipe("first", "--start-from", str(first))
 
