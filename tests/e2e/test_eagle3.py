@@ -15,7 +15,8 @@ from tests.e2e.attached import save_eagle3
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
-LENGTHS = (None, 1, 4, 8)
+SHAPES = ((None, 4), (8, 1), (None, 1), (1, 4), (4, 4))
+"""Numbers of draft tokens and branches: chains and trees, long and short."""
 
 
 def save_all(folder: Path, *drafters: str) -> dict[str, Any]:
@@ -47,16 +48,15 @@ async def test_eagle3_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dty
         num_accepted = 0
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
-                plain = reported(await answers(client, Speculation(off=True), temperature, prompts))
-                for num_draft_tokens in LENGTHS:
-                    for branches in (1, 4):
-                        speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
-                        drafted = await answers(client, speculation, temperature, prompts)
-                        assert reported(drafted) == plain, (temperature, num_draft_tokens, branches)
-                        assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
-                        tokens = [token for one in drafted for token in one.tokens if token.source]
-                        assert {token.source for token in tokens} <= {"eagle3"}
-                        num_accepted += len(tokens)
+                plain = reported(await answers(client, Speculation(off=True), temperature, prompts, max_new_tokens=36))
+                for num_draft_tokens, branches in SHAPES[: 2 if len(prompts) == 1 else None]:
+                    speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
+                    drafted = await answers(client, speculation, temperature, prompts, max_new_tokens=36)
+                    assert reported(drafted) == plain, (temperature, num_draft_tokens, branches)
+                    assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
+                    tokens = [token for one in drafted for token in one.tokens if token.source]
+                    assert {token.source for token in tokens} <= {"eagle3"}
+                    num_accepted += len(tokens)
         assert num_accepted > 0
         preemptions = sum(worker.preemptions for worker in (await client.model_info()).verify_workers)
         assert (preemptions > 0) == (num_pages == 24)
