@@ -14,13 +14,14 @@ from tests.drafters.medusa.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
-TREES: list[dict[str, str]] = [
-    {"max_branches": "1"},
-    {},
-    {"max_branches": "3", "max_depth": "2"},
-    {"tree": "mc_sim_7b_63"},
-    {"tree": "[[0], [1], [0, 0], [0, 0, 1]]"},
+TREES: list[tuple[dict[str, str], tuple[int | None, ...]]] = [
+    ({"max_branches": "1"}, (None, 3)),
+    ({}, (None, 1, 3, 64)),
+    ({"max_branches": "3", "max_depth": "2"}, (3, 64)),
+    ({"tree": "mc_sim_7b_63"}, (64, None, 1)),
+    ({"tree": "[[0], [1], [0, 0], [0, 0, 1]]"}, (3, None)),
 ]
+"""Settings, and numbers of draft tokens for each."""
 
 
 async def answers(
@@ -52,8 +53,8 @@ async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pag
             for prompts in (PROMPTS[:1], PROMPTS):
                 plain = reported(await answers(client, Speculation(off=True), temperature, prompts))
                 is_widest = len(prompts) > 1 and dtype == "float32"
-                for settings in TREES:
-                    for num_draft_tokens in (None, 1, 3, 64) if is_widest else (None, 3):
+                for settings, lengths in TREES:
+                    for num_draft_tokens in lengths if is_widest else lengths[:1]:
                         speculation = Speculation("medusa", settings, num_draft_tokens)
                         drafted = await answers(client, speculation, temperature, prompts)
                         assert reported(drafted) == plain, (temperature, settings, num_draft_tokens)
@@ -107,10 +108,11 @@ async def test_typical_takes_trees_repeats_and_goes_by_the_requests_bounds(tmp_p
             for settings in ({"max_branches": "1"}, {}, {"tree": "mc_sim_7b_63"}):
                 how = Speculation("medusa", settings, 16, mode=typical)
                 how = replace(how, posterior_threshold=bounds[0], posterior_alpha=bounds[1])
-                assert reported(await answers(client, how, 0.0, PROMPTS)) == greedy, "at temperature 0 it is the rule"
                 first = await answers(client, how, 0.8, PROMPTS)
                 assert {one.mode for one in first} == {typical}
-                assert reported(await answers(client, how, 0.8, PROMPTS)) == reported(first)
+                if bounds == (None, None) or settings == {}:
+                    assert reported(await answers(client, how, 0.0, PROMPTS)) == greedy, "at 0 it is the rule"
+                    assert reported(await answers(client, how, 0.8, PROMPTS)) == reported(first)
                 num_accepted = sum(one.speculation.num_accepted_tokens for one in first)
                 rates[bounds, str(settings)] = num_accepted / sum(one.speculation.num_drafts for one in first)
         for settings in ("{}", "{'tree': 'mc_sim_7b_63'}", "{'max_branches': '1'}"):
