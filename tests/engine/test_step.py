@@ -27,25 +27,28 @@ class Shifted(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(len(path))
         table = torch.randn(NUM_ADAPTERS, num_outputs, generator=generator) * 0.1
-        self.layer, self.table, self.adapter = layer, table.index_fill(0, torch.tensor([0]), 0.0), adapter
-        self.token_adapters = token_adapters
+        self.layer, self.table = layer, table.index_fill(0, torch.tensor([0]), 0.0)
+        self.fixed, self.token_adapters = self.table[adapter].clone(), token_adapters
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
         if self.token_adapters is None:
-            return out + self.table[self.adapter].to(out.dtype)
+            return out + self.fixed.to(out.dtype)
         return out + self.table[self.token_adapters(x)].to(out.dtype).reshape(out.shape)
 
 
-def runner_of(directory: str, compile: Any, tmp_path: Path, adapter: int | None = None) -> ModelRunner:
-    """A runner whose linear layers shift by their tokens' adapters, or all by one."""
+def runner_of(directory: str, compile: Any, tmp_path: Path, fixed: list[Shifted] | None = None) -> ModelRunner:
+    """A runner whose layers shift by their tokens' adapters, or by `fixed` of the layers appended to that list."""
 
     def wrap(path: str, layer: Any, token_adapters: TokenAdapters) -> nn.Module:
         num_outputs = layer.num_outputs if hasattr(layer, "num_outputs") else len(layer.weight)
-        return Shifted(path, layer, num_outputs, token_adapters if adapter is None else None, adapter or 0)
+        shifted = Shifted(path, layer, num_outputs, token_adapters if fixed is None else None, 1)
+        if fixed is not None:
+            fixed.append(shifted)
+        return shifted
 
     settings: dict[str, Any] = {"num_pages": 32, "compile": compile, "wrap_linear": wrap, "cache_dir": tmp_path}
-    return load_runner(EngineConfig(directory, dtype="float32", self_check=adapter is None, **settings))
+    return load_runner(EngineConfig(directory, dtype="float32", self_check=fixed is None, **settings))
 
 
 @pytest.mark.parametrize("mode", ["off", "on", "references"])
@@ -64,8 +67,11 @@ def test_a_linear_layer_sees_the_adapter_of_each_tokens_sequence(
         Segment(own, 0, ids, 2, adapter=adapter) for own, ids, adapter in zip(pages, texts, (2, 0, 1), strict=True)
     ]
     together = runner.forward(segments).logits.clone().split(2)
+    layers: list[Shifted] = []
+    fixed = runner_of(directory, compile, tmp_path, layers)
     for logits, ids, adapter in zip(together, texts, (2, 0, 1), strict=True):
-        fixed = runner_of(directory, compile, tmp_path, adapter)
+        for layer in layers:
+            layer.fixed.copy_(layer.table[adapter])
         alone = fixed.forward([Segment(fixed.page_table.allocate(ids)[0], 0, ids, 2)]).logits
         assert torch.equal(logits, alone)
 
