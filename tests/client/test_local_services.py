@@ -150,6 +150,20 @@ def test_progress_is_reported_once_per_change(fake_modules: Path) -> None:
     assert "draft" not in {name for name, _ in reported}
 
 
+def test_router_and_gateway_serve_while_a_verify_worker_loads(fake_modules: Path) -> None:
+    serving: set[str] = set()
+
+    def note(name: str, progress: Progress) -> None:
+        if progress.stage.startswith("serving at "):
+            serving.add(name)
+        if serving == {"router", "gateway"}:
+            (fake_modules / "go").touch()
+
+    config = LocalServicesConfig("t", drafters=(), http_port=0, log_directory=fake_modules, verify_options=["--held"])
+    with LocalServices(replace(config, start_timeout_s=30.0), note) as services:
+        assert options_of(services, "gateway")["router"] == services.address
+
+
 def test_several_workers_are_numbered(fake_modules: Path) -> None:
     config = LocalServicesConfig("t", num_verify_workers=2, drafters=("model", "ngram"))
     with LocalServices(config) as services:

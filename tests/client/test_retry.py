@@ -12,6 +12,7 @@ from betoken.client import (
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
+    LoadingError,
     ResourceExhaustedError,
     RetryPolicy,
     UnavailableError,
@@ -81,6 +82,13 @@ def test_an_overloaded_router_is_left_alone_as_long_as_it_asks() -> None:
     assert Retries(RetryPolicy(retry_when_exhausted=True), None).delay_after(error) == 9.0
     with pytest.raises(ResourceExhaustedError, match="full"):
         Retries(RetryPolicy(), None).delay_after(error)
+
+
+def test_a_loading_model_is_waited_for_unless_the_policy_declines() -> None:
+    error = LoadingError("packing weights", 0.43)
+    assert Retries(RetryPolicy(), None).delay_after(error) > 0
+    with pytest.raises(LoadingError, match=r"the model is loading: packing weights \(43%\)"):
+        Retries(RetryPolicy(retry_while_loading=False), None).delay_after(error)
 
 
 def test_an_infinite_deadline_is_none() -> None:

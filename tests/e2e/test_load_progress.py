@@ -15,9 +15,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from betoken.client import ModelInfo
+from betoken.common.errors import LoadingError, from_rpc_error
 from betoken.router.__main__ import run as run_router
 from betoken.router.settings import RouterSettings
 from betoken.rpc.progress import LoadProgress
+from betoken.v1 import generation_pb2_grpc
+from betoken.v1.generation_pb2 import GenerateRequest, GetModelInfoRequest
 from betoken.verify_worker import service as verify_service
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.e2e.in_process import ENGINE, save_pair
@@ -60,6 +64,10 @@ async def started(progress: HeldProgress, running: Any) -> AsyncIterator[None]:
             await task
 
 
+async def described(stub: Any) -> ModelInfo:
+    return ModelInfo.from_proto(await stub.GetModelInfo(GetModelInfoRequest(at_once=True)))
+
+
 async def test_a_load_that_rounds_reports_its_progress_and_is_not_served_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,9 +96,16 @@ async def test_a_load_that_rounds_reports_its_progress_and_is_not_served_before_
         assert stage == ROUNDING and 0.0 < fraction < 1.0
         assert f"loading: {ROUNDING}" in caplog.messages
         health = health_pb2_grpc.HealthStub(of_worker)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+        stub = generation_pb2_grpc.GenerationServiceStub(of_service)
+        while (await described(stub)).verify_workers[0].detail != ROUNDING:  # noqa: ASYNC110 (a service sets no event)
+            await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await health.Check(health_pb2.HealthCheckRequest())
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            await stub.Generate(GenerateRequest(prompt="a")).read()
+        error = from_rpc_error(refused.value)
+        assert isinstance(error, LoadingError) and error.stage == ROUNDING and 0.0 < error.fraction < 1.0
+        info = await described(stub)
+        assert info.verify_workers[0].state == "loading" and str(info.loading) == str(error)
         progress.is_released.set()
         assert (await watch.read()).status == SERVING
         assert (await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)).status == SERVING

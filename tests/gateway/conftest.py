@@ -41,7 +41,7 @@ async def running_gateway(cluster: Any, address: str = "", **settings: Any) -> A
     """A gateway in front of `cluster`, or of whatever serves at `address`."""
     options = GatewaySettings(port=0, router=address or cluster.address, **settings)
     stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-    retry = RetryPolicy(initial_backoff_s=0.02, max_outage_s=options.max_outage_s)
+    retry = RetryPolicy(initial_backoff_s=0.02, max_outage_s=options.max_outage_s, retry_while_loading=False)
     async with AsyncClient(options.router, retry=retry) as client, asyncio.TaskGroup() as tasks:
         tasks.create_task(serve(create_app(client, options), options, stop=stop, on_ready=port.set_result))
         url = f"http://127.0.0.1:{await port}"

@@ -13,6 +13,7 @@ import pytest
 from betoken.common.errors import (
     BetokenError,
     InvalidArgumentError,
+    LoadingError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -64,6 +65,30 @@ async def strict() -> AsyncIterator[tuple[Strict, Gate]]:
     servicer = Strict()
     async with before(servicer) as gate:
         yield servicer, gate
+
+
+class Loading(Strict):
+    """A router whose verify worker packs its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = LoadingError("packing weights", 0.43)
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not request.at_once:
+            await self._fail(context)
+        worker = pb.WorkerInfo(state="loading", detail="packing weights", loading_fraction=0.43)
+        return pb.GetModelInfoResponse(verify_workers=[worker])
+
+
+async def test_a_loading_model_is_unavailable_with_its_stage_and_a_retry_delay() -> None:
+    async with before(Loading()) as gate:
+        replies = [await gate.http.get(path) for path in ("/health", "/info", "/v1/models")]
+        replies.append(await gate.post("/v1/completions", BODY))
+    for reply in replies:
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], reply.headers["retry-after"]) == (503, "loading", "3")
+        assert error["message"] == "the model is loading: packing weights (43%)"
 
 
 async def test_the_callers_key_is_the_routers_to_check(strict: tuple[Strict, Gate]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, OutboxLimits, VerifyLink
+from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, LoadingServicer, OutboxLimits, VerifyLink
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
@@ -79,6 +79,7 @@ class RecordedLink:
     link: VerifyLink
     frames: list[VerifyLinkResponse] = field(default_factory=list)
     ups: int = 0
+    num_loads: int = 0
     downs: list[Exception] = field(default_factory=list)
 
     @property
@@ -95,11 +96,13 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 def start_worker(stack: AsyncExitStack) -> Callable[..., Awaitable[Worker]]:
-    async def start(port: int = 0, hello: WorkerHello = HELLO, **options: Any) -> Worker:
+    async def start(
+        port: int = 0, hello: WorkerHello = HELLO, early: LoadingServicer | None = None, **options: Any
+    ) -> Worker:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         handler = EchoHandler()
         servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse, **options)
-        verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(early or servicer, server)
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
         stack.push_async_callback(server.stop, None)
@@ -122,11 +125,15 @@ def start_link(stack: AsyncExitStack) -> Callable[..., Awaitable[RecordedLink]]:
         def record_up() -> None:
             recorded.ups += 1
 
+        def record_loading() -> None:
+            recorded.num_loads += 1
+
         callbacks = LinkCallbacks(
             on_frame=on_frame or (lambda frame: recorded.frames.append(frame)),
             on_up=record_up,
             on_down=lambda error: recorded.downs.append(error),
             check_hello=check_hello,
+            on_loading=record_loading,
         )
         options = LinkOptions(
             initial_backoff_s=0.02, max_backoff_s=0.1, connect_timeout_s=2.0, limits=limits or OutboxLimits(), **more

@@ -14,6 +14,7 @@ from betoken.common.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    LoadingError,
     NotFoundError,
     PermissionDeniedError,
     RequestCancelledError,
@@ -47,13 +48,15 @@ ERRORS = [
     UnimplementedError("later"),
     InternalError("oops", request_id="abc"),
 ]
+"""Faults of calls, and of sequences."""
+OF_CALLS = [*ERRORS, LoadingError("packing weights", 0.43)]
 
 
 def facts(error: BetokenError) -> dict[str, object]:
     return {"type": type(error), "text": str(error), **vars(error)}
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", OF_CALLS, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickle_and_copy(error: BetokenError) -> None:
     """A process pool hangs at an error that cannot be pickled."""
     assert facts(pickle.loads(pickle.dumps(error))) == facts(copy.copy(error)) == facts(error)
@@ -103,7 +106,7 @@ def sync_error(address: str) -> BetokenError:
     return from_rpc_error(caught.value)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", OF_CALLS, ids=lambda error: type(error).__name__)
 async def test_an_error_survives_a_call_of_a_server(stack, error):
     address = await serve_failing(stack, error)
     expected = facts(error) | {"request_id": error.request_id or "req-1"}

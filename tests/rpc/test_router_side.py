@@ -9,10 +9,20 @@ import pytest
 from betoken.common.errors import (
     FailedPreconditionError,
     InternalError,
+    LoadingError,
     ResourceExhaustedError,
     UnavailableError,
 )
-from betoken.rpc.link import DraftLink, LinkCallbacks, LinkOptions, LinkState, OutboxLimits, VerifyLink, router_side
+from betoken.rpc.link import (
+    DraftLink,
+    LinkCallbacks,
+    LinkOptions,
+    LinkState,
+    LoadingServicer,
+    OutboxLimits,
+    VerifyLink,
+    router_side,
+)
 from betoken.rpc.link.backoff import Backoff
 from betoken.rpc.link.options import open_channel
 from betoken.v1.types_pb2 import CloseSequence, LinkError, OpenSequence, WorkerHello
@@ -92,6 +102,20 @@ async def test_a_link_comes_back_after_the_worker_restarts(start_worker, start_l
     await eventually(lambda: recorded.verdicts)
     assert len(again.handler.requests) == 1
     assert len(recorded.downs) == 1
+
+
+async def test_a_link_reports_the_progress_of_a_loading_worker_until_it_is_up(start_worker, start_link):
+    progress = LoadingError("packing weights", 0.25)
+    early = LoadingServicer(lambda: progress)
+    worker = await start_worker(early=early)
+    recorded = await start_link(worker.address, wait=False)
+    await eventually(lambda: recorded.link.state is LinkState.LOADING)
+    assert recorded.link.loading.fraction == 0.25
+    progress = LoadingError("compiling", 0.5)
+    await eventually(lambda: recorded.link.detail == "compiling")
+    early.loaded(worker.servicer)
+    await eventually(lambda: recorded.ups)
+    assert recorded.link.loading is None and recorded.num_loads == 1
 
 
 async def test_an_incompatible_worker_is_rejected_and_dialled_again(start_worker, start_link):

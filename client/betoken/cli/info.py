@@ -27,7 +27,7 @@ _LEAST_WIDTH = 80
 """A narrower terminal breaks the lines itself: rich would cut numbers short, which makes others of them."""
 _FOLDED = {"address": 15, "model": 8}
 """Columns that may go on in a next line, and the width they keep; names and numbers stay whole."""
-_STATE_STYLES = {"ready": "green", "connecting": "yellow", "draining": "yellow", "refused": "red"}
+_STATE_STYLES = {"ready": "green", "loading": "yellow", "connecting": "yellow", "draining": "yellow", "refused": "red"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ def info(form: InfoForm) -> None:
         console.print(_worker_table(workers))
         for worker in workers:
             if worker.detail:
-                told = escaped(f"{worker.address} is {worker.state}: {worker.detail}")
+                done = f" ({worker.loading_fraction:.0%})" if worker.state == "loading" else ""
+                told = escaped(f"{worker.address} is {worker.state}: {worker.detail}{done}")
                 console.print(told, markup=False, highlight=False)
 
 
@@ -67,7 +68,7 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_column(style="dim")
     grid.add_column()
     if not model.model:
-        grid.add_row("model", "none: no verify worker has been met yet")
+        grid.add_row("model", escaped(str(model.loading or "none: no verify worker has been met yet")))
         grid.add_row("drafters", _drafters(model))
         grid.add_row("router", model.version)
         return grid

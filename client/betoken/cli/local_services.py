@@ -109,6 +109,8 @@ class LocalServices:
         self.remarks: list[str] = []
         """Faults that the router found with serving workers."""
         self._on_progress = on_progress
+        self._reported: dict[str, Progress] = {}
+        """Last reported progress by name of the service."""
         self._directory = config.log_directory or Path()
         self._temporary: Path | None = None
 
@@ -118,7 +120,8 @@ class LocalServices:
         return self.services["router"].address
 
     def start(self) -> None:
-        """Starts the workers together, then the router, then the gateway; returns when all serve and are connected.
+        """Starts all together; returns when they serve and are connected. Router and gateway respond that the model is
+        loading until the workers serve.
 
         Raises:
             ServiceFailedError: one did not come to serve; the others are stopped.
@@ -135,13 +138,15 @@ class LocalServices:
                 self.config.num_draft_workers if self.config.drafters is None or self.config.drafters else 0
             )
             drafters = self._start("draft", DRAFT_MODULE, lambda _: self._draft_arguments(), num_draft_workers)
-            self._wait_until_ready([*verifiers, *drafters])
+            services = [*verifiers, *drafters]
+            self._wait_until_addressed(services, services)
             routers = self._start("router", ROUTER_MODULE, lambda _: self._router_arguments(verifiers, drafters), 1)
-            self._wait_until_ready(routers)
-            self._wait_until_connected()
+            services += routers
             if self.config.http_port is not None:
-                gateways = self._start("gateway", GATEWAY_MODULE, lambda _: self._gateway_arguments(), 1)
-                self._wait_until_ready(gateways)
+                self._wait_until_addressed(routers, services)
+                services += self._start("gateway", GATEWAY_MODULE, lambda _: self._gateway_arguments(), 1)
+            self._wait_until_ready(services)
+            self._wait_until_connected()
         except BaseException:
             self.stop(grace_s=0.0)
             raise
@@ -181,6 +186,7 @@ class LocalServices:
         """
         service = self.services[name]
         service.start()
+        self._reported.pop(name, None)
         self._wait_until_ready([service])
 
     def __enter__(self) -> Self:
@@ -222,27 +228,35 @@ class LocalServices:
         address = f"{UNIX_PREFIX}{self._directory.resolve() / name}.sock"
         return address if is_socket(address) else LOOPBACK
 
-    def _wait_until_ready(self, services: Sequence[ServiceProcess]) -> None:
-        told: dict[str, Progress] = {}
+    def _wait_until_addressed(self, services: Sequence[ServiceProcess], started: Sequence[ServiceProcess]) -> None:
+        """Wait for services whose port is known once they serve; a socket's address is known at once."""
+        self._wait_until_ready(started, [each for each in services if not each.port and not is_socket(each.host)])
+
+    def _wait_until_ready(
+        self, services: Sequence[ServiceProcess], until: Sequence[ServiceProcess] | None = None
+    ) -> None:
+        """Report the progress of `services` and return when all, or those in `until`, serve."""
+        wanted = services if until is None else until
         waiting = list(services)
         deadline = time.monotonic() + self.config.start_timeout_s
-        while waiting:
+        while any(service in waiting for service in wanted):
             for service in services:  # not services that ended before and are restarted later
                 service.check()
             for service in list(waiting):
                 if service.is_ready():
                     waiting.remove(service)
-                    self._on_progress(service.name, Progress("serving", 1.0))
-                    continue
-                progress = service.progress() or Progress("starting", 0.0)
-                if told.get(service.name) != progress:
-                    told[service.name] = progress
+                    is_front = service.name in ("router", "gateway")
+                    progress = Progress(f"serving at {service.address}" if is_front else "serving", 1.0)
+                else:
+                    progress = service.progress() or Progress("starting", 0.0)
+                if self._reported.get(service.name) != progress:
+                    self._reported[service.name] = progress
                     self._on_progress(service.name, progress)
                     deadline = time.monotonic() + self.config.start_timeout_s
             if waiting and time.monotonic() > deadline:
-                late = waiting[0]
+                late = next((service for service in wanted if service in waiting), waiting[0])
                 what = f"does not come to serve: no progress for {self.config.start_timeout_s:g} s"
-                raise ServiceFailedError(late.name, f"{what} ({told[late.name].stage})", late.log_tail())
+                raise ServiceFailedError(late.name, f"{what} ({self._reported[late.name].stage})", late.log_tail())
             time.sleep(_POLL_S)
 
     def _wait_until_connected(self) -> None:

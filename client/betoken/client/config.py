@@ -105,6 +105,8 @@ class RetryPolicy:
     """No retry once no token has come for so long; a router without workers takes its own time for each answer."""
     retry_when_exhausted: bool = False
     """Also retry when the router is overloaded, not before the time it names."""
+    retry_while_loading: bool = True
+    """Also retry while the model is being loaded (`LoadingError`)."""
 
     def __post_init__(self) -> None:
         for name in ("max_retries", "max_failing_s", "initial_backoff_s", "max_backoff_s", "max_outage_s"):

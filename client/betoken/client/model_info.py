@@ -13,6 +13,7 @@ from betoken.client.config import Sampling, VerificationMode
 from betoken.client.from_message import from_message
 from betoken.client.modes import FROM_PROTO
 from betoken.client.speculation_policy import SpeculationPolicy
+from betoken.common.errors import LoadingError
 from betoken.common.float32 import shortest
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
@@ -50,9 +51,11 @@ class WorkerStatus:
 
     address: str
     state: str
-    """"ready", "connecting", "draining" or "refused"."""
+    """"ready", "loading", "connecting", "draining" or "refused"."""
     detail: str
-    """Why, when not ready; of a ready one what is amiss with it, if anything."""
+    """Why, when not ready, such as the stage of a loading one; of a ready one what is amiss with it, if anything."""
+    loading_fraction: float
+    """Done of a loading worker's start, 0 to 1; 0 in other states."""
     role: str
     """"verify" or "draft"."""
     worker_id: str
@@ -138,6 +141,15 @@ class ModelInfo:
     """Whether the router has API keys: all calls except `model_info` need one."""
     supports_infill: bool = False
     """Whether requests may have a `suffix`: the tokenizer has fill-in-the-middle tokens."""
+
+    @property
+    def loading(self) -> LoadingError | None:
+        """Progress of the verify worker that will be ready first; None if one is ready, or none loads."""
+        workers = [worker for worker in self.verify_workers if worker.state == "loading"]
+        if not workers or any(worker.state == "ready" for worker in self.verify_workers):
+            return None
+        furthest = max(workers, key=lambda worker: worker.loading_fraction)
+        return LoadingError(furthest.detail, furthest.loading_fraction)
 
     @classmethod
     def from_proto(cls, message: pb.GetModelInfoResponse) -> ModelInfo:

@@ -17,6 +17,7 @@ from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     InvalidArgumentError,
+    LoadingError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -99,6 +100,8 @@ class Retries:
     def _can_retry(self, error: BetokenError) -> bool:
         if isinstance(error, ResourceExhaustedError):
             return self._policy.retry_when_exhausted
+        if isinstance(error, LoadingError):
+            return self._policy.retry_while_loading
         return isinstance(error, UnavailableError)
 
 

@@ -23,6 +23,8 @@ _LIMIT = "betoken-limit-bin"
 _RETRY_AFTER_MS = "betoken-retry-after-ms"
 _PUSHBACK_MS = "grpc-retry-pushback-ms"  # the value for gRPC's own retry policy, if a client configures one
 _REQUEST_ID = "betoken-request-id"
+_STAGE = "betoken-loading-stage-bin"
+_PERCENT = "betoken-loading-percent"
 _MAX_TIME_DIGITS = 15  # no float holds a number of any length
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -106,6 +108,23 @@ class UnavailableError(BetokenError):
         return UnavailableError(self._message, request_id=self.request_id)
 
 
+class LoadingError(UnavailableError):
+    """The model is still being loaded; another attempt may succeed once it is."""
+
+    def __init__(self, stage: str, fraction: float, *, request_id: str = "") -> None:
+        self.stage = stage
+        """Current stage of loading, e.g. "packing weights"."""
+        self.fraction = fraction
+        """Done of the whole start, 0 to 1; of a download while that runs."""
+        super().__init__(f"the model is loading: {stage} ({fraction:.0%})", request_id=request_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.stage, self.fraction), self.__dict__
+
+    def without_places(self) -> BetokenError:
+        return self
+
+
 class DeadlineExceededError(BetokenError):
     """The time allowed for the request is over."""
 
@@ -176,6 +195,8 @@ def to_status(error: BetokenError) -> tuple[grpc.StatusCode, str, Metadata]:
     if isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
         retry_after_ms = str(max(0, round(error.retry_after_s * 1000)))
         metadata += [(_RETRY_AFTER_MS, retry_after_ms), (_PUSHBACK_MS, retry_after_ms)]
+    if isinstance(error, LoadingError):
+        metadata += [(_STAGE, _fit(error.stage).encode()), (_PERCENT, str(round(error.fraction * 100)))]
     if error.request_id:
         metadata.append((_REQUEST_ID, error.request_id))
     return error.code, error.message, tuple(metadata)
@@ -200,6 +221,9 @@ def from_status(code: grpc.StatusCode, details: str, metadata: Iterable[Any] | N
         is_time = retry_after_ms.isdecimal() and len(retry_after_ms) <= _MAX_TIME_DIGITS
         retry_after_s = int(retry_after_ms) / 1000 if is_time else None
         return ResourceExhaustedError(details, retry_after_s=retry_after_s, request_id=request_id)
+    if cls is UnavailableError and (percent := _text(extra.get(_PERCENT))).isdecimal():
+        fraction = min(int(percent[:_MAX_TIME_DIGITS]), 100) / 100
+        return LoadingError(_text(extra.get(_STAGE)), fraction, request_id=request_id)
     return cls(details or code.name, request_id=request_id)
 
 

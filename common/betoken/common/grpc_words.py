@@ -7,7 +7,13 @@ import re
 from typing import TypeVar
 from urllib.parse import unquote
 
-from betoken.common.errors import BetokenError, DeadlineExceededError, UnavailableError, UnimplementedError
+from betoken.common.errors import (
+    BetokenError,
+    DeadlineExceededError,
+    LoadingError,
+    UnavailableError,
+    UnimplementedError,
+)
 
 _Error = TypeVar("_Error", bound=BetokenError)
 
@@ -46,7 +52,7 @@ _NO_ANSWER = "Deadline Exceeded"
 def with_cause(error: _Error) -> _Error:
     """`error` with the cause in place of gRPC's wording; other text is kept."""
     text = error.message
-    if isinstance(error, _KINDS) and not error.request_id:
+    if isinstance(error, _KINDS) and not isinstance(error, LoadingError) and not error.request_id:
         for pattern, cause in _CAUSES:
             if found := re.search(pattern, text):
                 peer = _PEER.search(text)

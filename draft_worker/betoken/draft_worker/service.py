@@ -1,10 +1,11 @@
-"""A draft worker process: load its drafters on their own thread, then serve links until stopped."""
+"""A draft worker process: listen, load its drafters on their own thread, then serve links until stopped."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+from betoken.draft_worker.commands import DraftCommand
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
 from betoken.draft_worker.hosting import load_drafters
@@ -14,9 +15,9 @@ from betoken.drafters.registry import SPECS, predicting_drafters
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
-from betoken.rpc.link import LinkServicer, OutboxLimits
+from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
 from betoken.rpc.progress import LoadProgress
-from betoken.rpc.server import Service, freeze_loaded, serve
+from betoken.rpc.server import Service, freeze_loaded, listening
 from betoken.v1 import draft_pb2_grpc
 from betoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
 from betoken.v1.types_pb2 import WorkerHello
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 async def run(settings: DraftWorkerSettings) -> None:
-    """Load, then serve until SIGTERM or SIGINT.
+    """Listen, load, then serve until SIGTERM or SIGINT; links are rejected with the progress while it loads.
 
     Raises:
         FailedPreconditionError: a model or a plug-in cannot be served, the address cannot be bound, or cores not be
@@ -36,9 +37,26 @@ async def run(settings: DraftWorkerSettings) -> None:
     results = DraftResults()
     hello = WorkerHello()
     grammar_of: list[GrammarOf] = []
-    thread = ModelThread(lambda: _load(settings, results, hello, grammar_of), "draft-model")
-    await asyncio.wrap_future(thread.start())
-    freeze_loaded()
+    progress = LoadProgress(settings.ready_file)
+    thread = ModelThread(lambda: _load(settings, results, hello, grammar_of, progress), "draft-model")
+    early = LoadingServicer(lambda: progress.error)
+    service = Service("betoken.v1.DraftService", early, draft_pb2_grpc.add_DraftServiceServicer_to_server)
+    async with listening([service], settings) as listener:
+        await asyncio.wrap_future(thread.start())
+        freeze_loaded()
+        early.loaded(_servicer(settings, thread, results, hello, grammar_of))
+        async with thread.running(settings.watchdog_timeout_s) as failure:
+            await listener.serve(on_drain=early.drain, failure=failure)
+
+
+def _servicer(
+    settings: DraftWorkerSettings,
+    thread: ModelThread[DraftCommand],
+    results: DraftResults,
+    hello: WorkerHello,
+    grammar_of: list[GrammarOf],
+) -> LinkServicer[DraftLinkRequest, DraftLinkResponse]:
+    """The servicer of a loaded worker."""
     handler = DraftLinkHandler(
         thread.submit,
         results,
@@ -47,24 +65,25 @@ async def run(settings: DraftWorkerSettings) -> None:
         max_context=hello.max_context,
         grammar_of=grammar_of[0] if grammar_of else None,
     )
-    servicer: LinkServicer[DraftLinkRequest, DraftLinkResponse] = LinkServicer(
+    return LinkServicer(
         lambda: hello,
         handler,
         DraftLinkResponse,
         max_links=settings.max_links,
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
-    service = Service("betoken.v1.DraftService", servicer, draft_pb2_grpc.add_DraftServiceServicer_to_server)
-    async with thread.running(settings.watchdog_timeout_s) as failure:
-        await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
 def _load(
-    settings: DraftWorkerSettings, results: DraftResults, hello: WorkerHello, grammar_of: list[GrammarOf]
+    settings: DraftWorkerSettings,
+    results: DraftResults,
+    hello: WorkerHello,
+    grammar_of: list[GrammarOf],
+    progress: LoadProgress | None = None,
 ) -> DraftCore:
     """The core, the hello filled in, and, where models draft, what makes grammars; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
-    progress = LoadProgress(settings.ready_file)
+    progress = progress or LoadProgress(settings.ready_file)
     hosted = load_drafters(settings, progress)
     rules_of: RulesOf | None = None
     runner = hosted.runners[0] if hosted.runners else None

@@ -22,7 +22,7 @@ async def run(settings: GatewaySettings) -> None:
         BetokenError: the address cannot be listened on, or a TLS file is none.
         OSError: a TLS file for the router cannot be read.
     """
-    retry = RetryPolicy(max_outage_s=settings.max_outage_s)
+    retry = RetryPolicy(max_outage_s=settings.max_outage_s, retry_while_loading=False)
     # It has no key: callers bring theirs. A key in the environment would serve callers without one.
     client = AsyncClient(
         settings.router, tls=settings.client_tls, retry=retry, timeout_s=settings.request_timeout_s, api_key=""

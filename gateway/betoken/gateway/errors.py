@@ -18,6 +18,7 @@ from betoken.client import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
+    LoadingError,
     NotFoundError,
     PermissionDeniedError,
     RequestCancelledError,
@@ -39,9 +40,11 @@ _KINDS: Mapping[type[BetokenError], tuple[int, str, str | None]] = {
     RequestCancelledError: (499, "api_error", "cancelled"),
     UnimplementedError: (501, "api_error", "unimplemented"),
     UnavailableError: (503, "api_error", "unavailable"),
+    LoadingError: (503, "api_error", "loading"),
     DeadlineExceededError: (504, "api_error", "deadline_exceeded"),
 }
 """Class -> (status, type, code); any other: 500."""
+_RETRY_AFTER_S, _RETRY_AFTER_LOADING_S = 1.0, 3.0
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _NAMES: Mapping[str, str] = {
     "prompt_ids.ids": "prompt",
@@ -133,8 +136,10 @@ def failure_of(error: BetokenError, names: Mapping[str, str] | None = None) -> F
         param = "model"
     elif isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
         headers = retry_after(error.retry_after_s)
+    elif isinstance(error, LoadingError):
+        headers = retry_after(_RETRY_AFTER_LOADING_S)
     elif isinstance(error, UnavailableError):
-        headers = retry_after(1.0)
+        headers = retry_after(_RETRY_AFTER_S)
     return Failure(status, message, param, kind, code, headers)
 
 

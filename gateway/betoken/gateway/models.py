@@ -49,7 +49,7 @@ async def health(request: Request) -> Response:
         failure = failure_of(error)
         return JSONResponse(failure.body(), 503, failure.headers)
     if not any(worker.state == "ready" for worker in info.verify_workers):
-        failure = failure_of(UnavailableError("no verify worker is ready"))
+        failure = failure_of(info.loading or UnavailableError("no verify worker is ready"))
         return JSONResponse(failure.body(), failure.status, failure.headers)
     return JSONResponse({"status": "ok"})
 

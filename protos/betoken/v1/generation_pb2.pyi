@@ -333,18 +333,20 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, at_once: _Optional[bool] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("address", "hello", "load", "state", "detail")
+    __slots__ = ("address", "hello", "load", "state", "detail", "loading_fraction")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FRACTION_FIELD_NUMBER: _ClassVar[int]
     address: str
     hello: _types_pb2.WorkerHello
     load: _types_pb2.Load
     state: str
     detail: str
-    def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    loading_fraction: float
+    def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., loading_fraction: _Optional[float] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
     __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format", "speculation_policies", "requires_api_key", "supports_infill")

@@ -50,6 +50,8 @@ def _describe(response: pb.GetModelInfoResponse, served: ServedModel) -> None:
 def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, exposes_addresses: bool) -> pb.WorkerInfo:
     link = worker.link
     info = pb.WorkerInfo(address=link.address, state=link.state, detail=link.detail)
+    if link.loading is not None:
+        info.loading_fraction = link.loading.fraction
     if isinstance(worker, VerifyWorker) and worker.is_silent and worker.is_ready:
         info.detail = SILENCE
     if link.is_up and link.hello is not None:
@@ -61,7 +63,8 @@ def _worker_info(worker: VerifyWorker | DraftWorker, router: Router, exposes_add
         for cost in info.hello.step_costs if link.load.step_time_ratio > 0 else ():
             cost.ns = round(min(_MAX_NS, cost.ns * link.load.step_time_ratio))  # the ratio may be infinite
     if not exposes_addresses:
-        info.address = info.detail = ""
+        info.address = ""
+        info.detail = info.detail if link.loading is not None else ""
         if info.HasField("hello"):
             info.hello.ClearField("worker_id")  # holds the host's name
     return info

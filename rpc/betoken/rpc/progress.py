@@ -1,5 +1,4 @@
-"""Load progress of a service for the person or program that started it: log lines, and a small file next to the
-ready file.
+"""Load progress of a service: log lines, a small file next to the ready file, and the error for early calls.
 
 The file `<ready-file>.progress` holds one JSON line {"stage": str, "fraction": float}, replaced atomically.
 """
@@ -9,6 +8,7 @@ import logging
 import os
 from pathlib import Path
 
+from betoken.common.errors import LoadingError
 from betoken.rpc.early_end import at_end
 
 logger = logging.getLogger(__name__)
@@ -23,12 +23,13 @@ class LoadProgress:
 
     def __init__(self, ready_file: Path | None) -> None:
         self._path = None if ready_file is None else ready_file.with_name(ready_file.name + _SUFFIX)
-        self._stage = ""
+        self.error = LoadingError("starting", 0.0)
+        """Status of calls that need the model, while it loads."""
         at_end(self.remove)
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if stage != self._stage:
-            self._stage = stage
+        before, self.error = self.error.stage, LoadingError(stage, fraction)
+        if stage != before:
             logger.info("loading: %s", stage)
         if self._path is not None:
             part = self._path.with_name(self._path.name + _PART)

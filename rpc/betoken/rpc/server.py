@@ -9,9 +9,8 @@ import json
 import logging
 import math
 import os
-import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from betoken.rpc.health import HealthServicer
 from betoken.rpc.listening import bind, check_free, credentials_of
 from betoken.rpc.memory import keep_trimming
 from betoken.rpc.settings import ServiceSettings
+from betoken.rpc.stopping import Stopping
 
 _log = logging.getLogger(__name__)
 
@@ -90,36 +90,78 @@ async def serve(
         InvalidArgumentError: a TLS file is not PEM, or the key is another certificate's.
         InternalError: `failure` came.
     """
+    async with listening(services, settings, interceptors, max_connection_age_s) as listener:
+        await listener.serve(on_drain=on_drain, sends_away=sends_away, on_ready=on_ready, stop=stop, failure=failure)
+
+
+@asynccontextmanager
+async def listening(
+    services: Sequence[Service],
+    settings: ServiceSettings,
+    interceptors: Sequence[Any] = (),
+    max_connection_age_s: float = 0.0,
+) -> AsyncIterator["Listener"]:
+    """Listen during the block, NOT_SERVING until `Listener.serve`; arguments and errors as of `serve`."""
     server, health_servicer = _server(services, settings, interceptors, max_connection_age_s)
     port = bind(server, settings)
-    stopping = _Stopping(stop)
-    if failure is not None:
-        failure.add_done_callback(lambda _: stopping.ask())
     await server.start()
     try:
-        _set_health(health_servicer, services)
-        _write_ready_file(settings.ready_file, port)
-        _log.info("serving %s on %s, port %d", ", ".join(service.name for service in services), settings.host, port)
-        if on_ready is not None:
-            on_ready(port)
-        async with asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(_keep_telling_health(health_servicer, services))
-            trimming = tasks.create_task(keep_trimming())
-            await stopping.requested.wait()
-            telling.cancel()
-            trimming.cancel()
-        grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
-        _log.info("draining for at most %g s", grace_s)
-        health_servicer.stop()
-        await stopping.unless_hurried(_drain(server, grace_s, on_drain, sends_away))
+        yield Listener(server, health_servicer, port, services, settings)
     finally:
-        stopping.restore()
-        _remove_ready_file(settings.ready_file, port)
         await server.stop(_STOP_GRACE_S)
         _log.info("stopped")
-    if failure is not None and failure.done():
-        error = failure.result()
-        raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+class Listener:
+    """A server that listens."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        health_servicer: HealthServicer,
+        port: int,
+        services: Sequence[Service],
+        settings: ServiceSettings,
+    ) -> None:
+        self._server, self._health, self._port = server, health_servicer, port
+        self._services, self._settings = services, settings
+
+    async def serve(
+        self,
+        *,
+        on_drain: Callable[[float], Awaitable[None]] | None = None,
+        sends_away: bool = False,
+        on_ready: Callable[[int], None] | None = None,
+        stop: asyncio.Event | None = None,
+        failure: asyncio.Future[BaseException] | None = None,
+    ) -> None:
+        """Report that the services take requests, until SIGTERM, SIGINT or `stop`; then drain. See `serve`."""
+        settings, names = self._settings, ", ".join(service.name for service in self._services)
+        stopping = Stopping(stop)
+        if failure is not None:
+            failure.add_done_callback(lambda _: stopping.ask())
+        try:
+            _set_health(self._health, self._services)
+            _write_ready_file(settings.ready_file, self._port)
+            _log.info("serving %s on %s, port %d", names, settings.host, self._port)
+            if on_ready is not None:
+                on_ready(self._port)
+            async with asyncio.TaskGroup() as tasks:
+                telling = tasks.create_task(_keep_telling_health(self._health, self._services))
+                trimming = tasks.create_task(keep_trimming())
+                await stopping.requested.wait()
+                telling.cancel()
+                trimming.cancel()
+            grace_s = 0.0 if failure is not None and failure.done() else settings.drain_grace_s
+            _log.info("draining for at most %g s", grace_s)
+            self._health.stop()
+            await stopping.unless_hurried(_drain(self._server, grace_s, on_drain, sends_away))
+        finally:
+            stopping.restore()
+            _remove_ready_file(settings.ready_file, self._port)
+        if failure is not None and failure.done():
+            error = failure.result()
+            raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
 def _server(
@@ -203,37 +245,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:  # Windows
         return None
     return uvloop.new_event_loop
-
-
-class _Stopping:
-    """Signals as events: the first asks to stop, the second not to wait."""
-
-    def __init__(self, stop: asyncio.Event | None) -> None:
-        self.requested = stop or asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._signals: list[signal.Signals] = []
-        if stop is None:
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(signum, self.ask)
-                self._signals.append(signum)
-
-    def ask(self) -> None:
-        """The effect of a signal."""
-        if self.requested.is_set():
-            self._hurry.set()
-        self.requested.set()
-
-    async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(work)
-            hurried = tasks.create_task(self._hurry.wait())
-            await asyncio.wait({working, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            working.cancel()
-            hurried.cancel()
-
-    def restore(self) -> None:
-        for signum in self._signals:
-            asyncio.get_running_loop().remove_signal_handler(signum)
 
 
 async def _drain(

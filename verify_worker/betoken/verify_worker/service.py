@@ -1,4 +1,4 @@
-"""A verify worker process: load the target on its own thread, then serve links until stopped."""
+"""A verify worker process: listen, load the target on its own thread, then serve links until stopped."""
 
 import asyncio
 import logging
@@ -21,14 +21,15 @@ from betoken.rpc.constraints import Grammars
 from betoken.rpc.early_end import at_end
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
-from betoken.rpc.link import LinkServicer, OutboxLimits
+from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
 from betoken.rpc.progress import LoadProgress
-from betoken.rpc.server import Service, freeze_loaded, serve
+from betoken.rpc.server import Service, freeze_loaded, listening
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
+from betoken.verify_worker.commands import VerifyCommand
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run(settings: VerifyWorkerSettings) -> None:
-    """Load, then serve until SIGTERM or SIGINT.
+    """Listen, load, then serve until SIGTERM or SIGINT; links are rejected with the progress while it loads.
 
     Raises:
         FailedPreconditionError: the model cannot be served, the address cannot be bound, or cores not be kept awake.
@@ -47,31 +48,49 @@ async def run(settings: VerifyWorkerSettings) -> None:
     results = VerifyResults()
     hello = WorkerHello()
     grammars: list[Grammars] = []
-    thread = ModelThread(lambda: _load(settings, results, hello, grammars), "target-model")
-    try:
-        await asyncio.wrap_future(thread.start())
-    except ModelRefusedError as error:
-        raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
-    freeze_loaded()
+    progress = LoadProgress(settings.ready_file)
+    thread = ModelThread(lambda: _load(settings, results, hello, grammars, progress), "target-model")
+    early = LoadingServicer(lambda: progress.error)
+    service = Service("betoken.v1.VerifyService", early, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
+    async with listening([service], settings) as listener:
+        try:
+            await asyncio.wrap_future(thread.start())
+        except ModelRefusedError as error:
+            raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+        freeze_loaded()
+        early.loaded(_servicer(settings, thread, results, hello, grammars))
+        async with thread.running(settings.watchdog_timeout_s) as failure:
+            await listener.serve(on_drain=early.drain, failure=failure)
+
+
+def _servicer(
+    settings: VerifyWorkerSettings,
+    thread: ModelThread[VerifyCommand],
+    results: VerifyResults,
+    hello: WorkerHello,
+    grammars: list[Grammars],
+) -> LinkServicer[VerifyLinkRequest, VerifyLinkResponse]:
+    """The servicer of a loaded worker."""
     handler = VerifyLinkHandler(thread.submit, results, hello, *grammars)
-    servicer: LinkServicer[VerifyLinkRequest, VerifyLinkResponse] = LinkServicer(
+    return LinkServicer(
         lambda: hello,
         handler,
         VerifyLinkResponse,
         max_links=settings.max_links,
         limits=OutboxLimits(max_message_bytes=settings.max_message_bytes),
     )
-    service = Service("betoken.v1.VerifyService", servicer, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
-    async with thread.running(settings.watchdog_timeout_s) as failure:
-        await serve([service], settings, on_drain=servicer.drain, failure=failure)
 
 
 def _load(
-    settings: VerifyWorkerSettings, results: VerifyResults, hello: WorkerHello, grammars: list[Grammars]
+    settings: VerifyWorkerSettings,
+    results: VerifyResults,
+    hello: WorkerHello,
+    grammars: list[Grammars],
+    progress: LoadProgress | None = None,
 ) -> VerifyCore:
     """The core, the completed hello, and the model's grammars if supported; runs on the model thread."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
-    progress = LoadProgress(settings.ready_file)
+    progress = progress or LoadProgress(settings.ready_file)
     at_end(give_up)
     memory = attached_memory(settings)
     config = EngineConfig(

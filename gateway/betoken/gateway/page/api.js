@@ -10,7 +10,7 @@ function headers(key) {
 async function faultOf(reply) {
   try {
     const { error } = await reply.json();
-    return new Error(error.message);
+    return Object.assign(new Error(error.message), { code: error.code });
   } catch {
     return new Error(`status ${reply.status}`);
   }

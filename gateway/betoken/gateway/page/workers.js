@@ -32,7 +32,8 @@ export async function follow(place, keyOf, onModel) {
         show(place, model);
         onModel(model, "");
       } catch (fault) {
-        place.replaceChildren(make("p", `the router does not answer: ${fault.message}`, { class: "state-away" }));
+        const text = fault.code === "loading" ? fault.message : `the router does not answer: ${fault.message}`;
+        place.replaceChildren(make("p", text, { class: "state-away" }));
         onModel(null, fault.message);
       }
     }

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from betoken.common.errors import FailedPreconditionError, UnavailableError
+from betoken.common.errors import FailedPreconditionError, LoadingError, UnavailableError
 from betoken.router.request.worker_identity import ServedModel, WorkerIdentity
 from betoken.router.workers.handshakes import Handshakes
 from betoken.router.workers.verify_worker import VerifyWorker
@@ -47,6 +47,15 @@ class VerifyPool(WorkerPool[VerifyWorker]):
     def capacity(self) -> int:
         """Sequences that the workers which get new ones hold at once."""
         return sum(worker.hello.max_sequences for worker in self._in_use())
+
+    def _check_loading(self) -> None:
+        """Raises:
+        LoadingError: no worker is ready, and one of them loads.
+        """
+        errors = [worker.link.loading for worker in self.workers if worker.link.loading is not None]
+        if errors:
+            furthest = max(errors, key=lambda error: error.fraction)
+            raise LoadingError(furthest.stage, furthest.fraction)
 
     def check(self, hello: WorkerHello, candidate: VerifyWorker) -> None:
         """Accept a worker's handshake.
@@ -115,10 +124,13 @@ class VerifyPool(WorkerPool[VerifyWorker]):
 
         Raises:
             UnavailableError: none became ready in time, or workers of another identity did, which keep them away.
+            LoadingError: the first one loads, for a request that needs no identity yet.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 while (worker := self.least_loaded(identity)) is None:
+                    if self.model is None:
+                        self._check_loading()
                     if identity is not None and (other := self.least_loaded()) is not None:
                         raise UnavailableError(
                             "the verify workers of this request are gone",

@@ -45,7 +45,7 @@ class VerifyWorker(Worker[VerifySession]):
         on_change: Callable[[], None],
     ) -> None:
         """`check_hello` raises for a worker that does not fit; `on_change` follows changes of what it takes."""
-        callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: check_hello(hello, self))
+        callbacks = LinkCallbacks(self._take, self._up, self._down, lambda hello: check_hello(hello, self), on_change)
         super().__init__(VerifyLink(address, callbacks, options.link), options)
         self.identity: WorkerIdentity
         """Identity from its handshake; set once it has been ready."""

@@ -4,6 +4,7 @@ Router side: `VerifyLink`, `DraftLink`. Worker side: `LinkServicer` with a `Link
 Neither knows the meaning of entries.
 """
 
+from betoken.rpc.link.loading import LoadingServicer
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, link_credentials
 from betoken.rpc.link.outbox import OutboxLimits
 from betoken.rpc.link.router_side import DraftLink, VerifyLink, WorkerLink
@@ -19,6 +20,7 @@ __all__ = [
     "LinkPeer",
     "LinkServicer",
     "LinkState",
+    "LoadingServicer",
     "OutboxLimits",
     "VerifyLink",
     "WorkerLink",

@@ -16,11 +16,14 @@ from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
     InternalError,
+    InvalidArgumentError,
+    LoadingError,
     UnavailableError,
     UnimplementedError,
     from_status,
 )
 from betoken.common.grpc_words import with_cause
+from betoken.rpc.link.options import LinkState
 from betoken.rpc.link.stream import read_frame
 
 _TIMEOUT_S = 1.0
@@ -38,6 +41,14 @@ async def explain(error: BetokenError, role: str, channel: grpc.aio.Channel, dia
     if isinstance(error, UnimplementedError):
         return FailedPreconditionError(f"no {role} worker listens there: {await _listener(channel)} does")
     return with_cause(tls.with_file_names(error))
+
+
+def state_after(error: BetokenError) -> LinkState:
+    """Return the state of a link whose handshake failed with `error`."""
+    if isinstance(error, LoadingError):
+        return LinkState.LOADING
+    is_refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
+    return LinkState.REFUSED if is_refused else LinkState.CONNECTING
 
 
 async def send_refusal(call: Any, frame: Any) -> None:

@@ -24,6 +24,8 @@ class LinkState(StrEnum):
 
     CONNECTING = "connecting"
     """Not connected; dialled again and again."""
+    LOADING = "loading"
+    """The worker listens and loads its model; dialled often."""
     READY = "ready"
     """Connected; takes new sequences."""
     DRAINING = "draining"
@@ -48,6 +50,8 @@ class LinkOptions:
     """Pause after the first failure; doubles with each, jittered down to half."""
     max_backoff_s: float = 5.0
     """Longest pause."""
+    max_local_backoff_s: float = 0.3
+    """Longest pause for a Unix socket, and for a worker that is loading."""
     max_refused_backoff_s: float = 60.0
     """Longest further pause after a refused handshake, as long as the same process listens there."""
     stable_s: float = 5.0
@@ -74,6 +78,8 @@ class LinkCallbacks(Generic[Response]):
     """(why): the link ended; its sequences are gone from the worker. Once per `on_up`."""
     check_hello: Callable[[WorkerHello], None]
     """(hello): raises a `BetokenError` for a worker that does not fit."""
+    on_loading: Callable[[], None] = lambda: None
+    """(): the worker reports that it loads; once until it does something else."""
 
 
 def open_channel(address: str, options: LinkOptions) -> grpc.aio.Channel:

@@ -12,16 +12,17 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from betoken.common.address import UNIX_PREFIX
 from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     FailedPreconditionError,
-    InvalidArgumentError,
+    LoadingError,
     UnavailableError,
     from_rpc_error,
 )
 from betoken.rpc.link.backoff import Backoff
-from betoken.rpc.link.diagnosis import explain, send_refusal, status_of
+from betoken.rpc.link.diagnosis import explain, send_refusal, state_after, status_of
 from betoken.rpc.link.options import LinkCallbacks, LinkOptions, LinkState, open_channel
 from betoken.rpc.link.stream import PROTOCOL_VERSION, FrameStream, read_frame
 from betoken.rpc.servicing import internal_error, new_request_id
@@ -61,6 +62,8 @@ class WorkerLink(Generic[Request, Response]):
         """The worker's last load; None while not connected."""
         self.detail = ""
         """Why the link is not ready; empty when it is."""
+        self.loading: LoadingError | None = None
+        """Progress of a worker that loads its model; None in other states."""
         self._request_type = request_type
         self._callbacks = callbacks
         self._options = options or LinkOptions()
@@ -73,7 +76,7 @@ class WorkerLink(Generic[Request, Response]):
         self._dialling = asyncio.Lock()
         self._is_pumping = False
         self._dial_timeout: asyncio.Timeout | None = None
-        self._backoff = Backoff(self._options)
+        self._backoff = Backoff(self._options, is_local=address.startswith(UNIX_PREFIX))
         self._closing = asyncio.Event()
         self._down = asyncio.Event()
         self._down.set()
@@ -122,9 +125,8 @@ class WorkerLink(Generic[Request, Response]):
                 return await self._dial()
             except BetokenError as failure:
                 error = await self._explained(failure)
-                refused = isinstance(error, FailedPreconditionError | InvalidArgumentError)
-                self._not_ready(LinkState.REFUSED if refused else LinkState.CONNECTING, error)
-                if not refused and time.monotonic() - self._channel_since > _CHANNEL_AGE_S:
+                self._not_ready(state_after(error), error)
+                if self.state is LinkState.CONNECTING and time.monotonic() - self._channel_since > _CHANNEL_AGE_S:
                     await self._close_channel()
                 raise error from None
 
@@ -216,7 +218,7 @@ class WorkerLink(Generic[Request, Response]):
             self._dial_timeout = None
         self._call = call
         self._stream = FrameStream(call, self._request_type, self._take, self._options.limits)
-        self.hello, self.load, self.state, self.detail = hello, None, LinkState.READY, ""
+        self.hello, self.load, self.loading, self.state, self.detail = hello, None, None, LinkState.READY, ""
         self._down.clear()
         _log.info("%s worker %s at %s is up", self.role, hello.worker_id, self.address)
         self._callbacks.on_up()
@@ -297,14 +299,21 @@ class WorkerLink(Generic[Request, Response]):
 
     def _not_ready(self, state: LinkState, why: BetokenError | None) -> None:
         state = LinkState.CLOSED if self._closing.is_set() else state
-        detail = str(why) if why else state
-        if (state, detail) != (self.state, self.detail) and state is not LinkState.CLOSED:
+        before, self.loading = self.loading, why if isinstance(why, LoadingError) else None
+        detail = self.loading.stage if self.loading else str(why) if why else state
+        if self.loading is not None:
+            if before is None or before.stage != self.loading.stage:
+                _log.info("%s worker %s is loading: %s", self.role, self.address, self.loading.stage)
+        elif (state, detail) != (self.state, self.detail) and state is not LinkState.CLOSED:
             _log.warning("%s worker %s is %s: %s", self.role, self.address, state, detail)
         self.state, self.detail, self.load = state, detail, None
+        if self.loading is not None and before is None:
+            self._callbacks.on_loading()
 
     async def _pause(self) -> None:
         if not self._closing.is_set():
-            await self._backoff.pause(self._channel if self.state is LinkState.REFUSED else None)
+            refused_by = self._channel if self.state is LinkState.REFUSED else None
+            await self._backoff.pause(refused_by, is_loading=self.loading is not None)
 
 
 class VerifyLink(WorkerLink[VerifyLinkRequest, VerifyLinkResponse]):
