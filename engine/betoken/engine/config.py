@@ -90,6 +90,9 @@ class EngineConfig:
     adapter 0 it must compute the same as the layer."""
     self_check: bool = True
     """Compare the loaded engine with the model's own eager forward before serving."""
+    reuse_self_check: bool = False
+    """On a CPU: keep the result of a comparison that passed in `cache_dir`, and skip it for equal weights, code and
+    processor as long as the logits are the same."""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -97,6 +97,11 @@ class WorkerSettings(ServiceSettings):
     cache_dir: Path | None = Field(
         None, description="Where compiled code is kept; default: the user's cache directory."
     )
+    self_check: Literal["once", "always"] = Field(
+        "once",
+        description="Compare a model on a CPU with its own forward before serving: once = unless that passed before"
+        " with the same weights, code and processor; always = at every start.",
+    )
 
     @field_validator("worker_id")
     @classmethod
@@ -110,4 +115,5 @@ class WorkerSettings(ServiceSettings):
 
     def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `betoken.engine.config.EngineConfig`."""
-        return {name: getattr(self, name) for name in _ENGINE_FIELDS} | {"num_threads": self.threads}
+        others = {"num_threads": self.threads, "reuse_self_check": self.self_check == "once"}
+        return {name: getattr(self, name) for name in _ENGINE_FIELDS} | others

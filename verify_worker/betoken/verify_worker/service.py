@@ -10,11 +10,13 @@ from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.feed import FeatureFeed
 from betoken.drafters.host.making import DrafterMaker, attached_layers, attached_memory, source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
+from betoken.engine.bring_up.kept import KeptResult
 from betoken.engine.bring_up.load import load_runner
-from betoken.engine.bring_up.step_costs import measure_step_costs
+from betoken.engine.bring_up.step_costs import StepCost, kept_step_costs, measure_step_costs
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
+from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
@@ -107,7 +109,8 @@ def _load(
     except FailedPreconditionError as error:
         logger.warning("requests with a constraint are refused: %s", error)
     progress("measuring step times", 0.95)
-    step_costs = measure_step_costs(runner)
+    code = hash_sources(common, engine, kernels, verify_worker)[:12]
+    step_costs = _step_costs(settings, runner, code)
     hello.CopyFrom(
         worker_hello(
             "verify",
@@ -127,8 +130,7 @@ def _load(
             sequence_state_bytes=runner.state_bytes,
             snapshot_limit_bytes=runner.snapshot_limit_bytes,
             media_token_ids=runner.info.media_token_ids,
-            numerics=f"{runner.numerics}, llguidance {version('llguidance')}, "
-            f"code {hash_sources(common, engine, kernels, verify_worker)[:12]}",
+            numerics=f"{runner.numerics}, llguidance {version('llguidance')}, code {code}",
         )
     )
     max_prefill_rows = settings.max_prefill_rows
@@ -138,3 +140,11 @@ def _load(
     feed = FeatureFeed.of_attached(settings, runner)
     attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)
+
+
+def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) -> list[StepCost]:
+    """The measured step times; on a CPU of an earlier start, since there they take seconds."""
+    if settings.device != "cpu":
+        return measure_step_costs(runner)
+    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code)
+    return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

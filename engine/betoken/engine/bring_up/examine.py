@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
+from betoken.engine.bring_up.passed_check import PassedCheck
 from betoken.engine.bring_up.self_check import eager_logits, sample_sequences
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
@@ -21,8 +22,11 @@ from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.state_shapes import StateShape
+from betoken.engine.weights.checkpoint import Progress
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
+_OWN_FORWARD = 0.2
+"""Fraction of loading at which the model's own forward runs."""
 _OURS = ("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear", "betoken.engine.reference.block_linear")
 """Modules of the layers that take the place of a model's own."""
 
@@ -40,27 +44,33 @@ class Examined:
     sequences: list[list[int]]
     """Token ids of the sequences that the check runs."""
     expected: list[Tensor]
-    """The model's own eager logits [n, V] of each sequence; empty without a check."""
+    """The model's own eager logits [n, V] of each sequence; empty without a check, or if it passed before."""
     is_mixture: bool
     """True if tokens are sent to experts."""
+    check: PassedCheck
+    """The check as it passed before, or passes now."""
     feature_layers: tuple[int, ...] = ()
     """See `ModelRunner.feature_layers`."""
 
 
-def examine(config: EngineConfig, model: Any, info: ModelInfo) -> Examined:
-    """Run the unchanged model, then the model with our mixers.
+def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress) -> Examined:
+    """Run the unchanged model unless its check passed before, then the model with our mixers.
 
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
     """
     sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
     is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
-    with refusing(model):
-        expected = eager_logits(model, sequences) if config.self_check else []
-        replace_mixers(model)
     feature_layers = _feature_layers(config, model)
+    check = PassedCheck.of(config, info, feature_layers)
+    expected: list[Tensor] = []
+    with refusing(model):
+        if config.self_check and not check.is_known:
+            progress("running the model's own forward", _OWN_FORWARD)
+            expected = eager_logits(model, sequences)
+        replace_mixers(model)
     shapes, states = _probe(model, info.max_context, feature_layers)
-    return Examined(model, info, shapes, states, sequences, expected, is_mixture, feature_layers)
+    return Examined(model, info, shapes, states, sequences, expected, is_mixture, check, feature_layers)
 
 
 def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined, examine, refusing
+from betoken.engine.bring_up.passed_check import OtherLogitsError
 from betoken.engine.bring_up.prepare import num_waiting, prepare, snapshot_bytes, state_table, within_pages
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
@@ -44,8 +45,12 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
     """
     report = progress or _unheard
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    model, info = load_model(config, report)
-    return runner_of(config, model, info, report)
+    try:
+        return runner_of(config, *load_model(config, report), report)
+    except OtherLogitsError as error:
+        _LOG.warning("the check at load is repeated: %s", str(error))  # the text only: see `runner_of`
+    gc.collect()
+    return runner_of(config, *load_model(config, report), report)
 
 
 def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress | None = None) -> ModelRunner:
@@ -53,9 +58,10 @@ def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progr
 
     Raises:
         ModelRefusedError: the model cannot be served exactly, with the reason.
+        OtherLogitsError: a check that passed before has to be repeated, with the model loaded anew.
     """
     report = progress or _unheard
-    examined = examine(config, model, info)
+    examined = examine(config, model, info, report)
     try:
         return _ready(config, examined, report)
     except CompiledModelRefusedError as error:
@@ -92,6 +98,8 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         _compile(config, runner, examined)
     if dependence is not None and not runner.is_compiled:
         raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
+    if dependence is None and (runner.is_compiled or config.compile == "off" or not runner.can_compile):
+        examined.check.keep()  # a model that could not be compiled is tried again
     runner.logits_digest = digest_of_logits(runner)
     runner.weight_bytes, runner.state_bytes = weight_bytes(model), forward.state_bytes
     runner.snapshot_bytes = snapshot_bytes(examined)
@@ -115,17 +123,18 @@ def weight_bytes(model: Any) -> int:
 
 def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str | None:
     """Raise the reason of a refusal; return how rows depend on each other if compiling may fix it."""
-    check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
-    if not config.batch_invariant:
+    if examined.check.is_known:
+        examined.check.compare(runner, examined.sequences)
         return None
-    dependence = find_row_dependence(runner, examined.sequences)
-    if runner.can_compile:
+    check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
+    dependence = find_row_dependence(runner, examined.sequences) if config.batch_invariant else None
+    if config.batch_invariant and runner.can_compile:
         if product := find_stock_product(runner, examined.sequences):
             raise ModelRefusedError(f"rows are not independent: {product}")
-        return dependence
-    if dependence is not None:
+    elif dependence is not None:
         raise ModelRefusedError(f"rows are not independent: {dependence}")
-    return None
+    examined.check.passed(runner, examined.sequences)
+    return dependence
 
 
 def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> None:
@@ -139,6 +148,8 @@ def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> N
     try:
         runner.compile(config.cache_dir or user_cache_dir())
         reason = _find_fault(runner, examined) if config.self_check else None
+    except OtherLogitsError:
+        raise
     except Exception as error:  # tracer and compiler raise many types; an eager forward is always correct
         _LOG.debug("compilation failed", exc_info=True)
         reason = f"{type(error).__name__}: {error}"
@@ -151,11 +162,16 @@ def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> N
 
 
 def _find_fault(runner: ModelRunner, examined: Examined) -> str | None:
+    if examined.check.is_known:
+        examined.check.compare(runner, examined.sequences)
+        return None
     try:
         check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
     except ModelRefusedError as error:
         return str(error)
-    return find_row_dependence(runner, examined.sequences)
+    if (dependence := find_row_dependence(runner, examined.sequences)) is None:
+        examined.check.passed(runner, examined.sequences)
+    return dependence
 
 
 def _unheard(stage: str, fraction: float) -> None:
