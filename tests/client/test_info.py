@@ -71,6 +71,23 @@ def test_info_shows_names_that_look_like_markup_literally(router) -> None:
     assert result.stdout.count("llama[fp16]") == 2
 
 
+def test_info_shows_the_memory_of_workers_by_kind(router) -> None:
+    memory = {"weight_bytes": 986_000_000, "kv_bytes": 1_073_741_824, "other_bytes": 512_300_000}
+    hello = types_pb2.WorkerHello(role="verify", model_id="m", **memory)
+    workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello)]
+    router.will(pb.GetModelInfoResponse(model="m", verify_workers=workers))
+    shown = run("info", "--address", router.address).stdout
+    assert "weights 986.0 MB, KV pages 1073.7 MB, other 512.3 MB" in shown
+
+
+def test_info_shows_the_progress_of_a_loading_worker(router) -> None:
+    worker = pb.WorkerInfo(address="a:1", state="loading", detail="packing weights", loading_fraction=0.43)
+    router.will(pb.GetModelInfoResponse(verify_workers=[worker]))
+    shown = run("info", "--address", router.address).stdout
+    assert "the model is loading: packing weights (43%)" in shown
+    assert "a:1 is loading: packing weights (43%)" in shown
+
+
 @pytest.mark.parametrize("width", [90, 80, 76, 60, 20])
 def test_info_shows_whole_numbers_in_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [

@@ -41,6 +41,8 @@ def test_a_verify_worker_names_the_context_its_pages_hold(num_pages: int, max_co
     hello = WorkerHello()
     service._load(settings, service.VerifyResults(), hello, [])
     assert hello.max_context == max_context
+    assert hello.kv_bytes and hello.kv_bytes % num_pages == 0
+    assert hello.weight_bytes and hello.other_bytes
 
 
 async def test_a_full_garbage_collection_skips_objects_made_at_load(

@@ -75,8 +75,10 @@ def _model_table(model: ModelInfo) -> Table:
     grid.add_row("model", Text(escaped(model.model)))  # names are not markup, even with brackets
     grid.add_row("vocabulary", f"{model.vocab_size} ids, EOS {', '.join(map(str, model.eos_token_ids)) or 'none'}")
     grid.add_row("context", f"{model.max_context} tokens")
-    if memory := _memory(model):
+    if memory := _memory(model.verify_workers):
         grid.add_row("memory", memory)
+    if memory := _memory(model.draft_workers):
+        grid.add_row("draft memory", memory)
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
     grid.add_row("fill-in-the-middle", "yes" if model.supports_infill else "no")
     grid.add_row("drafters", _drafters(model))
@@ -106,17 +108,19 @@ def _drafters(model: ModelInfo) -> str:
     return escaped(", ".join(names)) or "none"
 
 
-def _memory(model: ModelInfo) -> str:
-    """The target's weights, the recurrent states of a sequence, and snapshots; empty if no worker reports them."""
-    told = [worker for worker in model.verify_workers if worker.weight_bytes]
+def _memory(workers: Sequence[WorkerStatus]) -> str:
+    """Memory of a worker by kind; empty if none reports it."""
+    told = [worker for worker in workers if worker.weight_bytes]
     if not told:
         return ""
+    kinds = {"weights": told[0].weight_bytes, "KV pages": told[0].kv_bytes, "other": told[0].other_bytes}
+    known = ", ".join(f"{kind} {num_bytes / 1e6:.1f} MB" for kind, num_bytes in kinds.items() if num_bytes)
     states = told[0].sequence_state_bytes
     beside = f", states of an open sequence {states / 1e6:.1f} MB" if states else ""
     if limit := told[0].snapshot_limit_bytes:
         held = "/".join(f"{worker.snapshot_bytes / 1e6:.1f}" for worker in told)
         beside += f", snapshots of states {held} of at most {limit / 1e6:.1f} MB"
-    return f"weights {told[0].weight_bytes / 1e6:.1f} MB{beside}"
+    return f"{known}{beside}"
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:

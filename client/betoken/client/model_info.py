@@ -73,7 +73,11 @@ class WorkerStatus:
     waiting: int
     """Sequences with something to compute that hold no pages; 0 of draft workers."""
     weight_bytes: int
-    """Bytes of the target's weights in the form they are kept in; 0 = not known."""
+    """Bytes of its models' weights in the form they are kept in; 0 = not known, or no model."""
+    kv_bytes: int
+    """Bytes of all KV pages; on a CPU they take memory as they are used."""
+    other_bytes: int
+    """Bytes of the rest of the process when it was loaded; 0 = not known."""
     sequence_state_bytes: int
     """Bytes of one open sequence's recurrent states; 0 for a model without."""
     snapshot_limit_bytes: int

@@ -16,6 +16,7 @@ from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
+from betoken.rpc.memory import other_bytes
 from betoken.rpc.progress import LoadProgress
 from betoken.rpc.server import Service, freeze_loaded, listening
 from betoken.v1 import draft_pb2_grpc
@@ -94,6 +95,7 @@ def _load(
         texts = (runner.info.tokenizer_text() for runner in hosted.runners)
         if (maker := rules.grammar_maker(next(filter(None, texts), ""))) is not None:
             grammar_of.append(maker)
+    weight_bytes = sum(runner.weight_bytes for runner in hosted.runners)
     hello.CopyFrom(
         worker_hello(
             "draft",
@@ -105,6 +107,9 @@ def _load(
             predicting_drafters=predicting_drafters(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
+            weight_bytes=weight_bytes,
+            kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
+            other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),
         )
     )
     longest = max((runner.info.max_context for runner in hosted.runners), default=0)

@@ -38,6 +38,8 @@ class ModelRunner:
         """Hash of the logits after some fixed ids, 12 hex digits; set once the forward is final."""
         self.weight_bytes = 0
         """Bytes of the model's weights in the form they are kept in; set at the end of loading."""
+        self.kv_bytes = 0
+        """Bytes of all KV pages; set at the end of loading."""
         self.state_bytes = 0
         """Bytes of one sequence's recurrent states; 0 for a model without."""
         self.snapshot_bytes = 0

@@ -41,6 +41,11 @@ def resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def other_bytes(known_bytes: int) -> int:
+    """Memory of this process in addition to `known_bytes`; 0 if the system does not report it."""
+    return max(0, resident_bytes() - known_bytes) if _STATM.exists() else 0
+
+
 def _trimmer() -> Callable[[], object] | None:
     """glibc's `malloc_trim(0)`, after what errors and their tracebacks keep in circles is gone; None without glibc."""
     try:

@@ -24,6 +24,7 @@ from betoken.rpc.early_end import at_end
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
+from betoken.rpc.memory import other_bytes
 from betoken.rpc.progress import LoadProgress
 from betoken.rpc.server import Service, freeze_loaded, listening
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
@@ -127,6 +128,8 @@ def _load(
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             weight_bytes=runner.weight_bytes,
+            kv_bytes=runner.kv_bytes,
+            other_bytes=other_bytes(runner.weight_bytes if settings.device == "cpu" else 0),
             sequence_state_bytes=runner.state_bytes,
             snapshot_limit_bytes=runner.snapshot_limit_bytes,
             media_token_ids=runner.info.media_token_ids,

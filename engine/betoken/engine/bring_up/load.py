@@ -12,7 +12,7 @@ import torch
 
 from betoken.engine.bring_up.examine import Examined, examine, refusing
 from betoken.engine.bring_up.passed_check import OtherLogitsError
-from betoken.engine.bring_up.prepare import num_waiting, prepare, snapshot_bytes, state_table, within_pages
+from betoken.engine.bring_up.prepare import num_waiting, page_bytes, prepare, snapshot_bytes, state_table, within_pages
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
     digest_of_logits,
@@ -103,6 +103,7 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
     runner.logits_digest = digest_of_logits(runner)
     runner.weight_bytes, runner.state_bytes = weight_bytes(model), forward.state_bytes
     runner.snapshot_bytes = snapshot_bytes(examined)
+    runner.kv_bytes = num_pages * page_bytes(config, examined)
     if dispatch.compiles_at_first_call(model.device):
         report("compiling what chooses tokens", 0.8)
         with refusing(model):

@@ -71,6 +71,12 @@ def _state_pool(config: EngineConfig, examined: Examined, num_pages: int) -> Sta
     return StatePool(examined.states, table.num_states, table.num_waiting, dtype, device, num_snapshots)
 
 
+def page_bytes(config: EngineConfig, examined: Examined) -> int:
+    """Bytes of one KV page of all layers."""
+    itemsize = examined.model.dtype.itemsize
+    return sum(shape.page_bytes(config.page_size, itemsize) for shape in examined.shapes.values())
+
+
 def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tuple[Forward, int]:
     """The forward over a new KV pool, and the number of pages that sequences may use.
 
@@ -85,8 +91,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         and (prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.feature_layers))
     ):
         return prepared
-    page_bytes = sum(shape.page_bytes(config.page_size, model.dtype.itemsize) for shape in shapes.values())
-    num_pages = config.num_pages_of(page_bytes or _EMPTY_PAGE_BYTES)
+    num_pages = config.num_pages_of(page_bytes(config, examined) or _EMPTY_PAGE_BYTES)
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     states = _state_pool(config, examined, num_pages)
