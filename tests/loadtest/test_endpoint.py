@@ -61,6 +61,20 @@ def test_a_request_that_fails_is_recorded_with_the_servers_message(fake):
     assert asked(fake).error == "no text"
 
 
+@pytest.mark.parametrize(
+    "event, error",
+    [
+        ([], "an event is not an object"),
+        ({"choices": ["a"]}, "an event does not follow OpenAI's protocol"),
+        ({"choices": [], "usage": 3}, "an event does not follow OpenAI's protocol"),
+        ({"error": {"message": "lost"}}, "lost"),
+    ],
+)
+def test_a_request_with_an_unknown_event_is_recorded_as_failed(fake, monkeypatch, event, error):
+    monkeypatch.setattr(fake, "events", lambda path: iter([event]))
+    assert asked(fake).error == error
+
+
 def test_an_endpoint_names_the_models_it_serves(fake):
     fake.owner = "betoken"
     assert Endpoint(fake.url).served() == Endpoint(fake.url).served("m")

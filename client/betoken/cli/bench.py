@@ -169,7 +169,7 @@ def _counted(endpoint: Endpoint) -> Acceptance | None:
     """The server's counters of drafts so far; None if it has none."""
     try:
         return of_metrics(endpoint.text("/metrics"))
-    except (RequestFailedError, OSError):
+    except RequestFailedError:
         return None
 
 

@@ -70,7 +70,7 @@ class Endpoint:
         try:
             listed = json.loads(self.text("/v1/models"))["data"]
             names = {str(one["id"]): one for one in listed}
-        except (OSError, http.client.HTTPException, RequestFailedError, ValueError, LookupError, TypeError) as error:
+        except (RequestFailedError, ValueError, LookupError, TypeError) as error:
             raise UnavailableError(f"{self.url} does not list its models: {error or type(error).__name__}") from None
         name = model or next(iter(names), "")
         if name not in names:
@@ -81,11 +81,13 @@ class Endpoint:
         """Return the body of a GET.
 
         Raises:
-            RequestFailedError: another status than 200.
-            OSError, http.client.HTTPException: no response.
+            RequestFailedError: no response, or another status than 200.
         """
-        connection, response = self._respond("GET", path, None)
-        body = response.read()
+        try:
+            connection, response = self._respond("GET", path, None)
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestFailedError(f"{type(error).__name__}: {error}") from None
         self._idle.append(connection)
         if response.status != http.client.OK:
             raise RequestFailedError(f"{path}: {_error_text(response.status, body)}")
@@ -122,6 +124,8 @@ class Endpoint:
                 event = json.loads(data)
             except ValueError:
                 raise RequestFailedError("an event is not JSON") from None
+            if not isinstance(event, dict):
+                raise RequestFailedError("an event is not an object")
             if "error" in event:
                 raise RequestFailedError(_message(event))
             yield now, event

@@ -80,6 +80,8 @@ def ask(endpoint: Endpoint, options: RequestOptions, record: Record, begin: floa
         _read(endpoint.stream(path, body), record, begin)
     except RequestFailedError as error:
         record.error = str(error)
+    except (AttributeError, TypeError, ValueError):
+        record.error = "an event does not follow OpenAI's protocol"
     record.end_s = time.perf_counter() - begin
     if not record.error and not record.chunk_s:
         record.error = "no text"
