@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "grouped_pack.h"
 #include "linear_grouped.h"
 #include "tensors.h"
 
