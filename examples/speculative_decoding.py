@@ -30,8 +30,8 @@ class View:
         ids = [*self.prompt_ids, *output_ids, *draft_ids]
         self.runner.page_table.extend(self.page_ids, len(ids))
         num_logits = len(draft_ids) + 1
-        while len(ids) - self.kv_length > self.runner.max_batch_rows:  # a long prompt goes in chunks
-            self._forward(ids[self.kv_length :][: self.runner.max_batch_rows - num_logits], 0)
+        while len(ids) - self.kv_length > self.runner.max_num_batched_tokens:  # a long prompt goes in chunks
+            self._forward(ids[self.kv_length :][: self.runner.max_num_batched_tokens - num_logits], 0)
         logits = self._forward(ids[self.kv_length :], num_logits).logits
         return choose_tokens(logits, [SampleGroup(self.params, self.prompt_ids, output_ids, draft_ids)]).token_ids
 

@@ -46,7 +46,7 @@ class Bench:
         self.core = DraftCore(self.drafters(), [runner.page_table], self.sink, max_sequences, self.fast_wake)
 
     def drafters(self):
-        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6, pages=self.pages)
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_tokens=6, pages=self.pages)
         return {"model": model, "ngram": NgramDrafter()}
 
     def open(

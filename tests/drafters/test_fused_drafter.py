@@ -209,7 +209,7 @@ class Unruly(ImmediateDrafter):
 
 def test_a_source_that_cannot_close_keeps_no_page_of_another(fake_runner_class):
     bench = Bench(fake_runner_class())
-    model = ModelDrafter(bench.runner, max_rows=16, max_prefill_rows=6)
+    model = ModelDrafter(bench.runner, max_rows=16, max_prefill_tokens=6)
     sources = {"unruly": Unruly("close"), "model": model}
     bench.core.host = DrafterHost({**sources, "fused": FusedDrafter(sources)}, bench.core)
     bench.open(1, range(1, 20), "fused")
@@ -327,7 +327,7 @@ def test_settings_of_the_fused_drafter_are_rejected(bench):
 
 class Real(Bench):
     def drafters(self):
-        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6)
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_tokens=6)
         staged = StagedDrafter(model, NgramSettings())
         sources = {"model": model, "ngram": NgramDrafter(), "staged": staged}
         return {**sources, "fused": FusedDrafter(sources)}

@@ -64,7 +64,7 @@ def run(host):
 
 def test_requests_for_several_outcomes_are_open_at_once_and_answered_by_key(fake_runner_class):
     runner = fake_runner_class()
-    host, sink, hosted = hosting({"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6)})
+    host, sink, hosted = hosting({"model": ModelDrafter(runner, max_rows=16, max_prefill_tokens=6)})
     host.request(hosted, asked())
     for ahead_ids in ([7], [7, 8], [9]):
         host.request(hosted, asked(ahead_ids=ahead_ids))
@@ -79,7 +79,7 @@ def test_requests_for_several_outcomes_are_open_at_once_and_answered_by_key(fake
 
 def test_requests_for_outcomes_are_drafted_in_one_batch(fake_runner_class):
     runner = fake_runner_class()
-    host, sink, hosted = hosting({"model": ModelDrafter(runner, max_rows=16, max_prefill_rows=6)})
+    host, sink, hosted = hosting({"model": ModelDrafter(runner, max_rows=16, max_prefill_tokens=6)})
     for ahead_ids in ([7], [9]):
         host.request(hosted, asked(ahead_ids=ahead_ids))
     run(host)

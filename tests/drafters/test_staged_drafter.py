@@ -21,7 +21,7 @@ class StagedBench(Bench):
     """Hosts the model by itself and staged, both over one model drafter."""
 
     def drafters(self):
-        model = ModelDrafter(self.runner, max_rows=16, max_prefill_rows=6)
+        model = ModelDrafter(self.runner, max_rows=16, max_prefill_tokens=6)
         return {"model": model, "staged": StagedDrafter(model, NgramSettings())}
 
     def sources(self):

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def two_workers(folder: Path, drafters: tuple[str, ...] = ("model",)) -> AsyncIterator[Running]:
     """The first one has adapters, the other one refuses them."""
-    heads: dict[str, Any] = {"attached_drafters": ("medusa",), "medusa": folder / "heads", "max_prefill_rows": 16}
+    heads: dict[str, Any] = {"attached_drafters": ("medusa",), "medusa": folder / "heads", "max_prefill_tokens": 16}
     first = heads | {"adapter_dir": folder / "adapters"}
     async with running(folder, {"drafters": drafters}, first, other_verify_options=[heads]) as stack:
         yield stack

@@ -25,7 +25,7 @@ def check(family: str, dtype: str, directory: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(1, 101, (length,), generator=generator).tolist() for length in (37, 1, 300, 18)]
     eager, compiled = (
-        load_runner(EngineConfig(saved, dtype=dtype, num_pages=64, max_batch_rows=512, compile=choice))  # type: ignore[arg-type]
+        load_runner(EngineConfig(saved, dtype=dtype, num_pages=64, max_num_batched_tokens=512, compile=choice))  # type: ignore[arg-type]
         for choice in ("off", "on")
     )
     assert compiled.is_compiled and not eager.is_compiled
@@ -61,7 +61,7 @@ def test_every_family_compiles(family: str, dtype: str, tmp_path: Path) -> None:
 
 
 def test_forwards_of_few_rows_compile(tmp_path: Path) -> None:
-    load_runner(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, max_batch_rows=8, compile="on"))
+    load_runner(EngineConfig(save_tiny(tmp_path, "llama"), num_pages=8, max_num_batched_tokens=8, compile="on"))
 
 
 def test_a_model_that_cannot_be_compiled_runs_eagerly_and_says_why(

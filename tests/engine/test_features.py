@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(find_compiler(LIBRARY) is None, reason="no C
 
 
 def load(directory: str, dtype: str, compile_: str = "off", **settings: object) -> ModelRunner:
-    options = {"num_pages": 64, "max_batch_rows": 512, "self_check": False} | settings
+    options = {"num_pages": 64, "max_num_batched_tokens": 512, "self_check": False} | settings
     return load_runner(EngineConfig(directory, dtype=dtype, compile=compile_, **options))  # type: ignore[arg-type]
 
 

@@ -53,7 +53,7 @@ def test_a_check_at_load_is_known_for_compiled_models_too(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"family": "qwen3"}, {"dtype": "float32"}, {"num_layers": 1}, {"max_batch_rows": 64}], ids=str
+    "settings", [{"family": "qwen3"}, {"dtype": "float32"}, {"num_layers": 1}, {"max_num_batched_tokens": 64}], ids=str
 )
 def test_a_check_at_load_is_repeated_for_another_model_or_settings(start: Start, settings: dict[str, Any]) -> None:
     assert [start(), start(**settings), start(**settings)] == [1, 2, 2]

@@ -179,10 +179,10 @@ def test_a_product_outside_the_replaced_layers_is_rejected(tmp_path: Path) -> No
         runner_of(config, model, info)
 
 
-@pytest.mark.parametrize("max_batch_rows", [2, 16])
-def test_small_forwards_are_checked_at_load_too(max_batch_rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [2, 16])
+def test_small_forwards_are_checked_at_load_too(max_num_batched_tokens: int, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, "llama")
-    load_runner(EngineConfig(directory, compile="off", num_pages=4, max_batch_rows=max_batch_rows))
+    load_runner(EngineConfig(directory, compile="off", num_pages=4, max_num_batched_tokens=max_num_batched_tokens))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path):
         load_runner(EngineConfig(save_tiny(tmp_path, "llama"), device="nonsense"))
 
 
-@pytest.mark.parametrize("field", ["num_pages", "page_size", "max_batch_rows", "num_threads"])
+@pytest.mark.parametrize("field", ["num_pages", "page_size", "max_num_batched_tokens", "num_threads"])
 def test_engine_settings_out_of_range_name_the_field(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         EngineConfig("somewhere", **{field: 0})  # type: ignore[arg-type]

@@ -80,11 +80,15 @@ def test_replicas_may_differ_in_threads_and_pages(
     directory = save_tiny(tmp_path, family)
     ids, names = prompts([140])[0], set()
     forwards = []
-    for num_threads, page_size, max_batch_rows in [(1, 16, 256), (2, 16, 33), (3, 5, 256), (1, 64, 256)]:
-        settings = {"num_threads": num_threads, "page_size": page_size, "max_batch_rows": max_batch_rows}
+    for num_threads, page_size, max_num_batched_tokens in [(1, 16, 256), (2, 16, 33), (3, 5, 256), (1, 64, 256)]:
+        settings = {
+            "num_threads": num_threads,
+            "page_size": page_size,
+            "max_num_batched_tokens": max_num_batched_tokens,
+        }
         runner = load(directory, "bfloat16", self_check=False, **settings)
         names.add(runner.numerics)
-        forwards.append(forward_in_chunks(runner, ids, max_batch_rows))
+        forwards.append(forward_in_chunks(runner, ids, max_num_batched_tokens))
     assert all(torch.equal(forward, forwards[0]) for forward in forwards)
     assert len(names) == 1
 

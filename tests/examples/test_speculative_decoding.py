@@ -21,7 +21,7 @@ NUM_TOKENS = 48
 
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
-    options = {"dtype": "float32", "compile": "off", "num_pages": 64, "max_batch_rows": 16, "num_threads": 1}
+    options = {"dtype": "float32", "compile": "off", "num_pages": 64, "max_num_batched_tokens": 16, "num_threads": 1}
     return tuple(load_runner(EngineConfig(str(path), **options)) for path in (TARGET, DRAFT))  # type: ignore[return-value, arg-type]
 
 

@@ -42,7 +42,7 @@ def assert_speculation_gives_the_tokens_of_generate(
             before = ids + truths[n][:at]
             ours = forward_in_chunks(runner, before, 8)[-1]
             assert is_near_tie(gap(ours), gap(model(torch.tensor([before])).logits[0, -1]))
-    bench = Bench(runner, max_rows=17, max_prefill_rows=6)
+    bench = Bench(runner, max_rows=17, max_prefill_tokens=6)
     for n, ids in prompts.items():
         bench.open(n, ids, max_length=90)
     speculating = Speculating(bench, rng, truths, 101)

@@ -52,7 +52,7 @@ class Bench:
         self,
         runner,
         max_rows=32,
-        max_prefill_rows=8,
+        max_prefill_tokens=8,
         max_sequences=16,
         idle_grace_s=0.0,
         step_costs=(),
@@ -62,7 +62,7 @@ class Bench:
         self.log = []
         """Commands in the order they were applied, and `STEP` for each step."""
         self.sink = RecordingSink()
-        self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_rows, idle_grace_s)
+        self.scheduler = Scheduler(runner.page_table, max_rows, max_prefill_tokens, idle_grace_s)
         self.fast_wake = FastWake()
         self.core = VerifyCore(runner, self.scheduler, self.sink, max_sequences, step_costs, self.fast_wake, attached)
 

@@ -59,7 +59,7 @@ def test_prompt_logprobs_in_any_batch_and_shortage_have_the_bits_of_the_prompt_a
     for n, prompt in prompts.items():
         rows = forward_in_chunks(runner, prompt, 7)[:-1]
         assert truths[n] == list(enumerate(logprobs_of_tokens(rows, prompt[1:], NUM_TOP), 1))
-    bench = Bench(runner, max_rows=17, max_prefill_rows=5)
+    bench = Bench(runner, max_rows=17, max_prefill_tokens=5)
     starts = {n: rng.randrange(len(prompt)) if n > 4 else 0 for n, prompt in prompts.items()}
     for n, prompt in prompts.items():  # two of them behind what their clients have
         bench.open(n, prompt, max_length=90, num_prompt_logprobs=NUM_TOP, num_sent=starts[n])

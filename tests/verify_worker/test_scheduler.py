@@ -152,9 +152,9 @@ def test_a_long_prompt_does_not_stall_a_stream_whose_next_block_is_still_to_come
     assert bench.runner.forwards[-1] == 32
 
 
-@pytest.mark.parametrize("max_prefill_rows", [8, 32])
-def test_a_long_prompt_leaves_room_for_a_block(fake_runner_class, max_prefill_rows):
-    bench = Bench(fake_runner_class(), max_rows=20, max_prefill_rows=max_prefill_rows)
+@pytest.mark.parametrize("max_prefill_tokens", [8, 32])
+def test_a_long_prompt_leaves_room_for_a_block(fake_runner_class, max_prefill_tokens):
+    bench = Bench(fake_runner_class(), max_rows=20, max_prefill_tokens=max_prefill_tokens)
     bench.open(1, [1, 2])
     bench.run()
     bench.open(2, [n % 90 for n in range(100)])
@@ -168,7 +168,7 @@ def test_a_long_prompt_leaves_room_for_a_block(fake_runner_class, max_prefill_ro
 
 @pytest.mark.parametrize("max_rows", [3, 4, 7])
 def test_batches_never_exceed_the_row_budget(fake_runner_class, max_rows):
-    bench = Bench(fake_runner_class(), max_rows=max_rows, max_prefill_rows=2)
+    bench = Bench(fake_runner_class(), max_rows=max_rows, max_prefill_tokens=2)
     for n in range(1, 5):
         bench.open(n, [n] * 9)
         bench.block(n, 9, [1, 2])

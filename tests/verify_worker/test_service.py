@@ -65,9 +65,11 @@ async def test_a_full_garbage_collection_skips_objects_made_at_load(
 
 
 def test_the_largest_block_leaves_a_row_for_prompts() -> None:
-    VerifyWorkerSettings(model="m", max_draft_tokens=6, max_batch_rows=8)
-    with pytest.raises(ValueError, match="--max-batch-rows = 8: must be at least 9 with --max-draft-tokens = 7"):
-        VerifyWorkerSettings(model="m", max_draft_tokens=7, max_batch_rows=8)
+    VerifyWorkerSettings(model="m", max_draft_tokens=6, max_num_batched_tokens=8)
+    with pytest.raises(
+        ValueError, match="--max-num-batched-tokens = 8: must be at least 9 with --max-draft-tokens = 7"
+    ):
+        VerifyWorkerSettings(model="m", max_draft_tokens=7, max_num_batched_tokens=8)
 
 
 def test_the_engine_takes_exactly_what_a_request_may_carry() -> None:

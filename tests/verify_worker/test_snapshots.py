@@ -44,7 +44,7 @@ def remembering(runner: ModelRunner, num_pages: int, num_snapshots: int) -> Benc
     assert old is not None
     states = StateTable(old.num_states, num_snapshots, old.num_waiting)
     runner.page_table = PageTable(num_pages, PAGE_SIZE, prefix_caching=num_snapshots > 0, states=states)
-    return Bench(runner, max_rows=21, max_prefill_rows=6)
+    return Bench(runner, max_rows=21, max_prefill_tokens=6)
 
 
 def draw_prompt(rng: random.Random, texts: list[list[int]]) -> list[int]:

@@ -24,10 +24,10 @@ from betoken.client.channel import (
 )
 from betoken.client.config import GenerateOptions, RetryPolicy
 from betoken.client.generation_base import GenerationBase
+from betoken.client.parallel_sampling import ParallelSession
 from betoken.client.request import Prompt, generate_request
 from betoken.client.retry import Retries
 from betoken.client.session import Session
-from betoken.client.several import SeveralSession
 from betoken.client.unary import Attempts
 from betoken.common.errors import RequestCancelledError
 from betoken.common.tls import ClientTls
@@ -105,7 +105,7 @@ class ClientBase(ABC, Generic[GenerationT]):
         self._raise_if_closed()
         request, retries = generate_request(prompt, options), self._retries(options.get("timeout_s"))
         headers = checked_headers(options.get("headers"), self._key_headers)
-        session = Session if request.n <= 1 else SeveralSession
+        session = Session if request.n <= 1 else ParallelSession
         answer = self._generation(session(request, retries, headers))
         with self._lock:
             self._answers.add(answer)

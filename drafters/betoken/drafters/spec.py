@@ -26,7 +26,7 @@ class DrafterContext(Protocol):
         ...
 
     @property
-    def max_prefill_rows(self) -> int:
+    def max_prefill_tokens(self) -> int:
         """Maximum number of prompt tokens in a forward with other sequences."""
         ...
 

@@ -14,7 +14,7 @@ DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
 _KV_MEMORY_BYTES = 1 << 30
 _POSITIVE = (
     *("num_layers", "num_threads", "num_pages", "kv_memory_bytes"),
-    *("max_context", "page_size", "max_batch_rows", "max_sequences", "max_draft_tokens"),
+    *("max_context", "page_size", "max_num_batched_tokens", "max_sequences", "max_draft_tokens"),
     "max_uncommitted",
 )
 
@@ -62,7 +62,7 @@ class EngineConfig:
     snapshot_memory_bytes: int = 512 << 20
     """Memory for snapshots of recurrent states, which a model that has them finds texts by; 0 = none, and nothing is
     found."""
-    max_batch_rows: int = 256
+    max_num_batched_tokens: int = 256
     """Most new tokens one forward may hold."""
     max_sequences: int = 64
     """Sequences open at once. A model with recurrent states has room for twice as many states, because two drafters may

@@ -26,14 +26,14 @@ class ModelRunner:
         info: ModelInfo,
         page_table: PageTable,
         forward: Forward,
-        max_batch_rows: int,
+        max_num_batched_tokens: int,
         feature_layers: Sequence[int] = (),
         num_waiting: int = 0,
     ) -> None:
         """`num_waiting`: maximum number of tokens that wait next to a recurrent state; 0 for a model without states."""
         self.info = info
         self.page_table = page_table
-        self.max_batch_rows = max_batch_rows
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.logits_digest = ""
         """Hash of the logits after some fixed ids, 12 hex digits; set once the forward is final."""
         self.weight_bytes = 0
@@ -90,7 +90,7 @@ class ModelRunner:
         Raises:
             ValueError: see `build_batch`; or a token id is outside the vocabulary, a position beyond max_context.
         """
-        batch = build_batch(segments, self.page_table.page_size, self.max_batch_rows)
+        batch = build_batch(segments, self.page_table.page_size, self.max_num_batched_tokens)
         self._check_range(batch)
         if not self._num_waiting:
             return self._forward(batch)

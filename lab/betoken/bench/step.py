@@ -57,8 +57,8 @@ class Stream:
         self._runner = runner
         self._ids = ids
         self._page_ids, _ = runner.page_table.allocate(range(len(ids) + max_rows))
-        for start in range(0, len(ids), runner.max_batch_rows):
-            chunk = ids[start : start + runner.max_batch_rows]
+        for start in range(0, len(ids), runner.max_num_batched_tokens):
+            chunk = ids[start : start + runner.max_num_batched_tokens]
             runner.forward([Segment(self._page_ids, start, chunk, 0)])
 
     def logits(self, block: list[int], offset: int = 0) -> torch.Tensor:

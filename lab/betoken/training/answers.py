@@ -82,7 +82,7 @@ def generate(
     streams: list[_Stream] = []
     exhausted = False
     while True:
-        while not exhausted and len(streams) < min(MAX_STREAMS, runner.max_batch_rows):
+        while not exhausted and len(streams) < min(MAX_STREAMS, runner.max_num_batched_tokens):
             if (following := next(pending, None)) is None:
                 exhausted = True
                 break
@@ -100,7 +100,7 @@ def generate(
 
 def _step(runner: ModelRunner, streams: list[_Stream]) -> None:
     """One forward: a token for every stream whose prompt has its KV, and the next part of prompts that wait."""
-    table, rows_left = runner.page_table, runner.max_batch_rows
+    table, rows_left = runner.page_table, runner.max_num_batched_tokens
     batch: list[tuple[_Stream, int]] = []
     for stream in sorted(streams, key=lambda stream: (stream.num_waiting > 1, stream.index)):
         num = min(stream.num_waiting, rows_left)

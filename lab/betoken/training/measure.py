@@ -95,7 +95,7 @@ def _eagle3_trees(teacher: Teacher, loaded: LoadedLayer, samples: Sequence[Sampl
     found: Found = {}
     for num in TREES:
         pages = SharedPages(PageTable(num_pages, size, prefix_caching=False), idle_grace_s=0.0)
-        drafter = EagleDrafter(forward, pages, columns, runner.info.vocab_size, runner.max_batch_rows)
+        drafter = EagleDrafter(forward, pages, columns, runner.info.vocab_size, runner.max_num_batched_tokens)
         found[f"tree of {num}"] = replay(drafter, samples, num, states)
     return found
 

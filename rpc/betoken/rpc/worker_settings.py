@@ -15,7 +15,7 @@ _ENGINE_FIELDS = (
     *(
         "prefix_caching",
         "snapshot_memory_bytes",
-        "max_batch_rows",
+        "max_num_batched_tokens",
         "max_sequences",
         "max_draft_tokens",
         "max_graph_rows",
@@ -73,11 +73,11 @@ class WorkerSettings(ServiceSettings):
     max_sequences: int = Field(64, ge=1, le=4096, description="Sequences held open at once; more are refused.")
     max_links: int = Field(64, ge=1, le=4096, description="Routers connected at once; more are refused.")
     max_draft_tokens: int = Field(16, ge=1, le=512, description="Most draft tokens of one block.")
-    max_batch_rows: int = Field(256, ge=2, le=16384, description="Most tokens of one forward.")
+    max_num_batched_tokens: int = Field(256, ge=2, le=16384, description="Maximum number of tokens in one forward.")
     batch_invariant: bool = Field(
         True, description="On a GPU: products that do not depend on the batch; false = cuBLAS, and tokens that do."
     )
-    max_prefill_rows: int | None = Field(
+    max_prefill_tokens: int | None = Field(
         None,
         ge=1,
         le=16384,

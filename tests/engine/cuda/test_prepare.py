@@ -56,7 +56,7 @@ def run(directory: Path, family: str = "llama", **settings: object) -> tuple[Cud
     register_attention()
     saved = save_tiny(directory, family)
     model = AutoModelForCausalLM.from_pretrained(saved, dtype="float32", attn_implementation="betoken").eval()
-    chosen: dict[str, Any] = {"max_batch_rows": 40, "compile": "off"} | settings
+    chosen: dict[str, Any] = {"max_num_batched_tokens": 40, "compile": "off"} | settings
     config = EngineConfig(saved, dtype="float32", **chosen)
     return prepare.prepare_cuda(
         config, model, 640, _probe(model, 640)[0], lambda stage, fraction: STAGES.append(fraction)
@@ -125,7 +125,7 @@ def test_experts_run_as_they_lie_unless_rows_may_depend_on_each_other(
         return product(module, name, rows, expert_ids)
 
     monkeypatch.setattr(row_experts, "_row_product", count)
-    prepared = run(tmp_path, family, max_batch_rows=200, max_graph_rows=16)
+    prepared = run(tmp_path, family, max_num_batched_tokens=200, max_graph_rows=16)
     assert prepared is not None and recorder.num_recorded == 1
     # Two layers of two products, two experts a row: every height of a tile is met before the recording.
     assert num_visits[:20] == [visits for visits in (400, 200, 100, 50, 32) for _ in range(4)]

@@ -100,15 +100,15 @@ class _Plan:
 
 class Scheduler:
     """Plans forwards of at most `max_rows` rows, more than a block needs. While others decode, though their next blocks
-    be still to come, prefill takes at most `max_prefill_rows`, and leaves what the block that waits longest needs."""
+    be still to come, prefill takes at most `max_prefill_tokens`, and leaves what the block that waits longest needs."""
 
     def __init__(
-        self, page_table: PageTable, max_rows: int, max_prefill_rows: int, idle_grace_s: float = IDLE_GRACE_S
+        self, page_table: PageTable, max_rows: int, max_prefill_tokens: int, idle_grace_s: float = IDLE_GRACE_S
     ) -> None:
         self.idle_grace_s = idle_grace_s
         self._page_table = page_table
         self.max_rows = max_rows
-        self._max_prefill_rows = max_prefill_rows
+        self._max_prefill_tokens = max_prefill_tokens
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -137,7 +137,7 @@ class Scheduler:
             elif seq.has_block:
                 num_ready += 1
                 num_rows += 1 + (len(seq.block.draft_ids) if seq.block is not None else 0)
-        return num_ready + bool(num_missing), num_rows + min(num_missing, self._max_prefill_rows)
+        return num_ready + bool(num_missing), num_rows + min(num_missing, self._max_prefill_tokens)
 
     def release(self, sequence: VerifySequence) -> None:
         """Free the sequence's pages; its KV is gone but for what the page table finds again."""
@@ -147,15 +147,15 @@ class Scheduler:
         sequence.kv_length = 0
 
     def _begin(self, sequences: Collection[VerifySequence], waiting: Sequence[VerifySequence]) -> _Plan:
-        """An empty plan. While any sequence decodes, or soon will, prefill gets at most `max_prefill_rows` tokens."""
+        """An empty plan. While any sequence decodes, or soon will, prefill gets at most `max_prefill_tokens` tokens."""
         rows = prefill = self.max_rows
         idle_before_ns = time.perf_counter_ns() - round(self.idle_grace_s * 1e9)
         decoding = next((seq for seq in waiting if seq.num_missing_kv == 0 and not seq.awaits_draft), None)
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
-            prefill = min(self._max_prefill_rows, rows - 1 - num_drafts)
+            prefill = min(self._max_prefill_tokens, rows - 1 - num_drafts)
         elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
-            prefill = min(self._max_prefill_rows, rows)
+            prefill = min(self._max_prefill_tokens, rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
         holders = [seq for seq in sequences if seq.page_ids]
         return _Plan(rows, prefill, _MAX_TOLD_ROWS, idle_before_ns, oldest_preempted, holders)

@@ -136,10 +136,10 @@ def _load(
             numerics=f"{runner.numerics}, llguidance {version('llguidance')}, code {code}",
         )
     )
-    max_prefill_rows = settings.max_prefill_rows
-    if max_prefill_rows is None:
-        max_prefill_rows = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_batch_rows // 2)
-    scheduler = Scheduler(runner.page_table, settings.max_batch_rows, max_prefill_rows)
+    max_prefill_tokens = settings.max_prefill_tokens
+    if max_prefill_tokens is None:
+        max_prefill_tokens = prefill_rows(step_costs, USUAL_PREFILL_ROWS, settings.max_num_batched_tokens // 2)
+    scheduler = Scheduler(runner.page_table, settings.max_num_batched_tokens, max_prefill_tokens)
     feed = FeatureFeed.of_attached(settings, runner)
     attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)

@@ -40,7 +40,7 @@ class VerifyWorkerSettings(WorkerSettings):
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
-        if self.max_draft_tokens + 2 > self.max_batch_rows:  # a block has one row more; one is left for prompts
+        if self.max_draft_tokens + 2 > self.max_num_batched_tokens:  # a block has one row more; one is left for prompts
             limit = f"must be at least {self.max_draft_tokens + 2} with --max-draft-tokens = {self.max_draft_tokens}"
-            raise ValueError(f"--max-batch-rows = {self.max_batch_rows}: {limit}")
+            raise ValueError(f"--max-num-batched-tokens = {self.max_num_batched_tokens}: {limit}")
         return self

@@ -74,7 +74,7 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
         SharedPages(PageTable(table.num_pages, table.page_size, prefix_caching=settings.prefix_caching)),
         [places[layer] for layer in loaded.state_layers],
         info.vocab_size,
-        target.max_batch_rows,
+        target.max_num_batched_tokens,
         EagleSettings.of_options(settings),
     )
 

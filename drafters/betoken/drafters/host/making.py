@@ -38,7 +38,7 @@ class DrafterMaker:
     def __init__(self, settings: Any, names: Sequence[str], target: ModelRunner | None = None) -> None:
         """`names`: hosted drafters, in the order of the settings. `target`: model of a verify worker."""
         self.settings = settings
-        self.max_prefill_rows: int = settings.max_prefill_rows or USUAL_PREFILL_ROWS
+        self.max_prefill_tokens: int = settings.max_prefill_tokens or USUAL_PREFILL_ROWS
         self.models: Models | None = None
         """Set before drafters that run models are made."""
         self._names = names

@@ -30,14 +30,14 @@ def _make(host: DrafterContext) -> Drafter:
     assert option is not None, "settings are checked before drafters are made"
     runner, pages = host.model(option)
     settings = LookaheadSettings.of_options(options)
-    return LookaheadDrafter(runner, options.max_batch_rows, host.max_prefill_rows, settings, pages)
+    return LookaheadDrafter(runner, options.max_num_batched_tokens, host.max_prefill_tokens, settings, pages)
 
 
 def _check(settings: Any) -> None:
     num_rows = settings.lookahead_window * (settings.lookahead_ngram_size - 1)
-    if num_rows > settings.max_batch_rows:
+    if num_rows > settings.max_num_batched_tokens:
         shape = f"--lookahead-ngram-size = {settings.lookahead_ngram_size}"
-        limit = f"{num_rows} rows of a window exceed --max-batch-rows = {settings.max_batch_rows}"
+        limit = f"{num_rows} rows of a window exceed --max-num-batched-tokens = {settings.max_num_batched_tokens}"
         raise ValueError(f"--lookahead-window = {settings.lookahead_window} with {shape}: {limit}")
 
 
@@ -51,5 +51,5 @@ SPEC = DrafterSpec(
     check=_check,
     settings=LookaheadSettings,
     options=(_MODEL,),
-    max_uncommitted=lambda settings: settings.max_batch_rows,  # a window's rows
+    max_uncommitted=lambda settings: settings.max_num_batched_tokens,  # a window's rows
 )

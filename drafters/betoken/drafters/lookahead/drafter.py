@@ -71,7 +71,7 @@ class LookaheadDrafter:
         self,
         runner: ModelRunner,
         max_rows: int,
-        max_prefill_rows: int,
+        max_prefill_tokens: int,
         settings: LookaheadSettings | None = None,
         pages: SharedPages | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class LookaheadDrafter:
         """
         self._runner = runner
         self._max_rows = max_rows
-        self._max_prefill_rows = max_prefill_rows
+        self._max_prefill_tokens = max_prefill_tokens
         self._settings = (settings or LookaheadSettings()).override_within({}, max_rows)
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
@@ -177,14 +177,14 @@ class LookaheadDrafter:
         """Segments of the next forward: committed ids without KV, and windows if they fit after them."""
         states = self._states.items()
         active = [(seq, state) for seq, state in states if state.num_steps_left and not state.num_unpooled]
-        max_prefill_rows = self._max_prefill_rows if len(active) > 1 else self._max_rows
+        max_prefill_tokens = self._max_prefill_tokens if len(active) > 1 else self._max_rows
         rows_left = self._max_rows
         planned: list[tuple[DraftSequence, Segment]] = []
         for seq, state in active:
             state.num_kv = min(state.num_kv, len(seq.ids) - 1)  # the last id is the window's first row, every time
             num_missing = len(seq.ids) - 1 - state.num_kv
-            has_window = num_missing <= max_prefill_rows and num_missing + state.window.num_rows <= rows_left
-            num_rows = num_missing if has_window else min(num_missing, rows_left, max_prefill_rows)
+            has_window = num_missing <= max_prefill_tokens and num_missing + state.window.num_rows <= rows_left
+            num_rows = num_missing if has_window else min(num_missing, rows_left, max_prefill_tokens)
             ids = seq.ids[state.num_kv : state.num_kv + num_rows]
             segment = Segment(state.page_ids, state.num_kv, ids, 0, num_committed=len(seq.ids) - 1)
             if has_window:

@@ -17,7 +17,7 @@ def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int |
 
     runner, pages = host.model(option, num_layers)
     settings = ModelSettings.of_options(host.settings)
-    return ModelDrafter(runner, host.settings.max_batch_rows, host.max_prefill_rows, source, settings, pages)
+    return ModelDrafter(runner, host.settings.max_num_batched_tokens, host.max_prefill_tokens, source, settings, pages)
 
 
 SPEC: DrafterSpec = DrafterSpec(

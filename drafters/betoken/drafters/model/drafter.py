@@ -37,7 +37,7 @@ class ModelDrafter:
         self,
         runner: ModelRunner,
         max_rows: int,
-        max_prefill_rows: int,
+        max_prefill_tokens: int,
         source: str = SOURCE,
         settings: ModelSettings | None = None,
         pages: SharedPages | None = None,
@@ -51,7 +51,7 @@ class ModelDrafter:
         self._settings = settings or ModelSettings()
         self._runner = runner
         self._max_rows = max_rows
-        self._max_prefill_rows = max_prefill_rows
+        self._max_prefill_tokens = max_prefill_tokens
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
@@ -134,8 +134,8 @@ class ModelDrafter:
         rows_left = self._max_rows
         planned: list[Planned] = []
         for num_missing, seq, kv in waiting:
-            is_chunked = num_missing > self._max_prefill_rows and bool(planned)
-            num_rows = min(num_missing, rows_left, self._max_prefill_rows if is_chunked else rows_left)
+            is_chunked = num_missing > self._max_prefill_tokens and bool(planned)
+            num_rows = min(num_missing, rows_left, self._max_prefill_tokens if is_chunked else rows_left)
             if num_rows == 0:
                 break
             num_rows = self._runner.page_table.stop_before(kv.page_ids, kv.num_written, kv.num_written + num_rows)

@@ -59,7 +59,7 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
     """
-    sequences = sample_sequences(info.vocab_size, info.max_context, config.max_batch_rows)
+    sequences = sample_sequences(info.vocab_size, info.max_context, config.max_num_batched_tokens)
     is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
     feature_layers = _feature_layers(config, model)
     check = PassedCheck.of(config, info, feature_layers)

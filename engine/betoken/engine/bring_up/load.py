@@ -87,7 +87,12 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         caches = config.prefix_caching and (states is None or states.snapshots.num_snapshots > 0)
         page_table = PageTable(num_pages, config.page_size, prefix_caching=caches, states=states)
         runner = ModelRunner(
-            info, page_table, forward, config.max_batch_rows, examined.feature_layers, num_waiting(config, examined)
+            info,
+            page_table,
+            forward,
+            config.max_num_batched_tokens,
+            examined.feature_layers,
+            num_waiting(config, examined),
         )
         if config.self_check:
             report("checking against the model's own forward", 0.3)

@@ -36,7 +36,7 @@ class PassedCheck:
         is_kept = config.reuse_self_check and config.self_check and info.weights_fingerprint
         if not is_kept or config.device != "cpu" or config.wrap_linear is not None:
             return cls(None)
-        options = [config.compile != "off", config.batch_invariant, config.max_batch_rows, config.page_size]
+        options = [config.compile != "off", config.batch_invariant, config.max_num_batched_tokens, config.page_size]
         key = [info.weights_fingerprint, info.dtype, info.max_context, *options, list(feature_layers)]
         return cls(KeptResult(config.cache_dir, "self-check", *key))
 

@@ -37,7 +37,7 @@ def digest_of_logits(runner: ModelRunner) -> str:
     beyond all versions, as with a math library that takes other code on another processor."""
     length = min(sum(_LENGTHS), runner.info.max_context)
     ids = _sample_ids(0, length, runner.info.vocab_size)
-    logits = forward_in_chunks(runner, ids, runner.max_batch_rows)
+    logits = forward_in_chunks(runner, ids, runner.max_num_batched_tokens)
     return hashlib.sha256(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
 
 

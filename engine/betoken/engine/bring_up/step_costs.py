@@ -69,7 +69,7 @@ def _points(
 
 def _fits(runner: ModelRunner, num_rows: int, context: int) -> bool:
     length = context + num_rows
-    is_within = length <= runner.info.max_context and num_rows <= runner.max_batch_rows
+    is_within = length <= runner.info.max_context and num_rows <= runner.max_num_batched_tokens
     return is_within and runner.page_table.can_extend(PageList(), length)
 
 

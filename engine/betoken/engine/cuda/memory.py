@@ -42,6 +42,6 @@ def count_pages(use: MemoryUse, kv_fraction: float, page_bytes: int, page_size: 
     if num_pages * page_size < max_context:
         raise ModelRefusedError(
             f"the device has memory left for KV of {max(0, num_pages) * page_size} tokens, a sequence of max_context"
-            f" needs {max_context}: lower max_context or max_batch_rows, or free memory on the device"
+            f" needs {max_context}: lower max_context or max_num_batched_tokens, or free memory on the device"
         )
     return num_pages

@@ -102,7 +102,7 @@ def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
     """The largest forward, its halves, and those to be recorded. Attention of few rows divides its keys, which takes
     memory. Tiles are twice as high for twice as many rows, and each height compiles a separate kernel."""
     recorded = _recorded_sizes(config)
-    num_rows = config.max_batch_rows
+    num_rows = config.max_num_batched_tokens
     while num_rows > max(recorded, default=0):
         forward.run_padding(num_rows)
         num_rows //= 2
@@ -111,7 +111,7 @@ def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
 
 
 def _recorded_sizes(config: EngineConfig) -> list[int]:
-    return bucket_sizes(min(config.max_graph_rows, config.max_batch_rows))
+    return bucket_sizes(min(config.max_graph_rows, config.max_num_batched_tokens))
 
 
 def _keep_kernels(config: EngineConfig) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from betoken.client import RetryPolicy
+from betoken.client.parallel_sampling import ParallelSession
 from betoken.client.request import generate_request
 from betoken.client.retry import Retries
-from betoken.client.several import SeveralSession
 from betoken.common.errors import InternalError, UnavailableError
 from betoken.common.seeds import derived_seed
 from betoken.v1 import generation_pb2 as pb
@@ -15,9 +15,9 @@ from betoken.v1 import generation_pb2 as pb
 N = 3
 
 
-def session() -> SeveralSession:
+def session() -> ParallelSession:
     request = generate_request("hi", {"n": N, "temperature": 0.5})
-    return SeveralSession(request, Retries(RetryPolicy(), None), {})
+    return ParallelSession(request, Retries(RetryPolicy(), None), {})
 
 
 def start(answer: int, seed: int) -> pb.GenerateResponse:
@@ -32,7 +32,7 @@ def tokens(answer: int, *ids: int) -> pb.GenerateResponse:
 
 def test_the_prompts_logprobs_are_those_of_all_answers() -> None:
     request = generate_request("hi", {"n": 2, "temperature": 0.5, "prompt_logprobs": 0})
-    several = SeveralSession(request, Retries(RetryPolicy(), None), {})
+    several = ParallelSession(request, Retries(RetryPolicy(), None), {})
     told = pb.GeneratePromptLogprobs(first_position=1, logprobs=[{"logprob": -0.5}])
     for response in (start(0, 9), pb.GenerateResponse(prompt_logprobs=told), tokens(0, 1), finish(0)):
         several.feed(response)

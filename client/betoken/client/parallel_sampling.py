@@ -1,4 +1,4 @@
-"""Several answers of one request over as many streams as it takes, in the place of one answer's session.
+"""Session of a request with `n` > 1: several answers over as many streams as it takes.
 
 The first stream brings all of them; after a break each is resumed alone, one after the other. Does no input or output.
 """
@@ -17,7 +17,7 @@ from betoken.common.seeds import derived_seed
 from betoken.v1 import generation_pb2 as pb
 
 
-class SeveralSession(Session):
+class ParallelSession(Session):
     """The state of `request.n` answers. What is asked of it as of one is the first one's."""
 
     def __init__(self, request: pb.GenerateRequest, retries: Retries, headers: Mapping[str, str]) -> None:
