@@ -85,6 +85,8 @@ def _model_table(model: ModelInfo) -> Table:
     if model.default_drafter:
         number = model.default_num_draft_tokens or "adaptive"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
+    if model.num_overlap_outcomes:
+        grid.add_row("overlapped rounds", f"draft ahead for {model.num_overlap_outcomes} outcomes")
     for policy in model.speculation_policies:
         grid.add_row("speculation", escaped(f"{_kind(policy)}, {policy.reason}"))
     grid.add_row("modes", ", ".join(model.verification_modes))

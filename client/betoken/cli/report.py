@@ -54,6 +54,9 @@ def table(completion: Completion, elapsed_s: float) -> Table:
         grid.add_row("prediction", f"{stats.num_accepted_prediction_tokens} accepted of {num_predicted} drafted")
     if stats.num_draft_forwards:
         grid.add_row("draft forwards per round", f"{stats.draft_forwards_per_round:.2f}")
+    if num_outcomes := stats.num_ahead_hits + stats.num_ahead_misses:
+        used = f"{stats.num_used_ahead_tokens} of {stats.num_ahead_tokens} tokens used"
+        grid.add_row("drafted ahead", f"{stats.num_ahead_hits} of {num_outcomes} drafts, {used}")
     if stats.num_verify_forwards:
         grid.add_row("block efficiency", f"{stats.block_efficiency:.2f} tokens per target forward")
     if stats.num_failed_drafts or stats.num_failovers or completion.num_resumes:

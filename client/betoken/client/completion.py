@@ -100,11 +100,25 @@ class SpeculationStats:
     """State of the router's speculation policy at the answer's end; None without a drafter."""
     draft_outcomes: tuple[DraftOutcomes, ...] = ()
     """Verified drafts by length and accepted tokens; empty from a router that does not count them."""
+    num_ahead_hits: int = 0
+    """Drafts begun ahead, during the verification of the draft before (overlapped rounds)."""
+    num_ahead_misses: int = 0
+    """Drafts for another outcome than those drafted for ahead."""
+    num_ahead_tokens: int = 0
+    """Tokens drafted ahead, for all outcomes."""
+    num_used_ahead_tokens: int = 0
+    """Tokens drafted ahead that became part of a draft."""
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted over verified draft tokens; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def ahead_hit_rate(self) -> float:
+        """Share of drafts begun ahead among those the drafter could draft ahead for; 0 without overlapped rounds."""
+        num_outcomes = self.num_ahead_hits + self.num_ahead_misses
+        return self.num_ahead_hits / num_outcomes if num_outcomes else 0.0
 
     @property
     def accepted_per_round(self) -> float:

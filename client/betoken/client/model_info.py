@@ -127,6 +127,8 @@ class ModelInfo:
     """Empty = plain decoding."""
     default_num_draft_tokens: int
     """Per round; 0 = adaptive."""
+    num_overlap_outcomes: int
+    """Outcomes of each verification that draft workers draft ahead for; 0 = rounds are not overlapped."""
     verification_modes: tuple[VerificationMode, ...]
     verify_workers: tuple[WorkerStatus, ...]
     draft_workers: tuple[WorkerStatus, ...]

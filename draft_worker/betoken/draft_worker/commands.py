@@ -108,6 +108,8 @@ class RequestDraft:
     """Arrival, `time.perf_counter_ns`."""
     takes_trees: bool = False
     terms: DraftTerms | None = None
+    num_outcomes: int = 0
+    """Outcomes of the draft's verification to draft ahead for."""
 
     def run(self, host: DrafterHost, entry: HostedSequence) -> None:
         """Request the draft for its sequence.
@@ -124,7 +126,8 @@ class RequestDraft:
             None if entry.sequence.draft_affects_output else self.terms
         )  # a length that follows the clock chooses tokens
         max_tokens = self.num_tokens if terms is None else terms.max_tokens
-        host.request(entry, Request(self.num_tokens, max_tokens, self.takes_trees, terms, self.arrived_ns))
+        how = (self.takes_trees, terms, self.num_outcomes, self.arrived_ns)
+        host.request(entry, Request(self.num_tokens, max_tokens, *how))
 
 
 DraftCommand: TypeAlias = Open | Commit | RequestDraft | TableCommand

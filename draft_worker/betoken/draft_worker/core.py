@@ -51,7 +51,7 @@ class DraftCore:
 
     @property
     def has_work(self) -> bool:
-        return self.host.has_work
+        return self.host.has_work or self.host.has_ahead_work
 
     def apply(self, command: DraftCommand) -> None:
         """Execute a command. A fault of its sequence closes the sequence and is reported."""
@@ -79,7 +79,7 @@ class DraftCore:
         return self._sequences.expire(now_s)
 
     def step(self) -> None:
-        """Run one unit of work of every drafter and send the finished drafts."""
+        """Run one unit of work of every drafter and send the finished drafts; without work, draft ahead."""
         self.host.step()
         self._sequences.report_pending()
 

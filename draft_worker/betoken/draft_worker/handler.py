@@ -137,9 +137,8 @@ class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
     def _request(self, key: SequenceKey, entry: DraftRequest) -> RequestDraft:
         validate_draft_request(entry, max_draft_tokens=self._max_draft_tokens, vocab_size=ANY_VOCAB_SIZE)
         terms = _terms(entry.terms) if entry.HasField("terms") else None
-        return RequestDraft(
-            key, entry.base_length, entry.next_id, entry.num_tokens, self._arrived_ns, entry.takes_trees, terms
-        )
+        how = (entry.num_tokens, self._arrived_ns, entry.takes_trees, terms, entry.num_outcomes)
+        return RequestDraft(key, entry.base_length, entry.next_id, *how)
 
 
 def _terms(entry: pb.DraftTerms) -> DraftTerms:
@@ -161,4 +160,6 @@ def _block(answer: Answer) -> DraftedBlock:
         queue_ns=answer.queue_ns,
         forward_ns=answer.forward_ns,
         num_forwards=drafted.num_forwards,
+        num_ahead_ids=drafted.num_ahead_ids,
+        num_ahead_tokens=drafted.num_ahead_tokens,
     )

@@ -44,6 +44,9 @@ class DraftSequence:
     terms: DraftTerms | None = None
     """Limits of a draft for a drafter that estimates acceptance probabilities, instead of the number
     asked for; as the last request said. None: that number."""
+    num_outcomes: int = 0
+    """Outcomes of the verification of a draft that the drafter continues while no draft is requested, if it can; as
+    the last request said."""
     wants_probs: bool = False
     """Whether each draft token should come with the distribution it was sampled from (verification by rejection)."""
     draft_affects_output: bool = False
@@ -97,6 +100,10 @@ class Drafted:
     """[K] distribution of each token, if the sequence needs it; empty = each was certain."""
     num_forwards: int = 0
     """Forwards that chose tokens of this sequence since its last block; prefill excluded."""
+    num_ahead_ids: int | None = None
+    """Leading ids that were drafted ahead, before the verification of the last draft ended; None = none were to be."""
+    num_ahead_tokens: int = 0
+    """Tokens drafted ahead since the last draft, for all outcomes."""
 
     def check(self) -> None:
         """Raises:
@@ -106,8 +113,11 @@ class Drafted:
         num_nodes = len(self.draft_ids)
         if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in self.draft_ids):
             raise ValueError("draft_ids: not all are token ids")
-        if type(self.num_forwards) is not int or not 0 <= self.num_forwards < MAX_TOKEN_ID:
-            raise ValueError(f"num_forwards: {self.num_forwards!r} is not a count")
+        for name in ("num_forwards", "num_ahead_tokens"):
+            if type(count := getattr(self, name)) is not int or not 0 <= count < MAX_TOKEN_ID:
+                raise ValueError(f"{name}: {count!r} is not a count")
+        if self.num_ahead_ids is not None and self.num_ahead_ids not in range(num_nodes + 1):
+            raise ValueError(f"num_ahead_ids: {self.num_ahead_ids!r} of {num_nodes} draft ids")
         for sparse in self.draft_probs:
             if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in sparse.token_ids):
                 raise ValueError("draft_probs: not all are of token ids")
@@ -167,6 +177,22 @@ class Drafter(Protocol):
 
     def check_integrity(self) -> None:
         """Re-derive what the drafter accounts for (its KV pages); raises when it is off."""
+        ...
+
+
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that drafts ahead while the target verifies (`DraftSequence.num_outcomes`).
+
+    `commit` selects what was drafted for the actual outcome, and the next `request` begins with it.
+    """
+
+    @property
+    def has_ahead_work(self) -> bool:
+        """Whether `step_ahead` has something to do."""
+        ...
+
+    def step_ahead(self) -> None:
+        """Run at most one forward that drafts ahead. Called only while no request is open."""
         ...
 
 

@@ -18,20 +18,22 @@ class Commit(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("sequence_id", "num_tokens", "takes_trees", "terms", "base_length", "next_id")
+    __slots__ = ("sequence_id", "num_tokens", "takes_trees", "terms", "base_length", "next_id", "num_outcomes")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TAKES_TREES_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     num_tokens: int
     takes_trees: bool
     terms: DraftTerms
     base_length: int
     next_id: int
-    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., takes_trees: _Optional[bool] = ..., terms: _Optional[_Union[DraftTerms, _Mapping]] = ..., base_length: _Optional[int] = ..., next_id: _Optional[int] = ...) -> None: ...
+    num_outcomes: int
+    def __init__(self, sequence_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., takes_trees: _Optional[bool] = ..., terms: _Optional[_Union[DraftTerms, _Mapping]] = ..., base_length: _Optional[int] = ..., next_id: _Optional[int] = ..., num_outcomes: _Optional[int] = ...) -> None: ...
 
 class DraftTerms(_message.Message):
     __slots__ = ("max_tokens", "row_price", "min_gain")
@@ -44,7 +46,7 @@ class DraftTerms(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., row_price: _Optional[float] = ..., min_gain: _Optional[float] = ...) -> None: ...
 
 class DraftedBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "ids", "parents", "draft_probs", "queue_ns", "forward_ns", "num_forwards", "sources", "next_id")
+    __slots__ = ("sequence_id", "base_length", "ids", "parents", "draft_probs", "queue_ns", "forward_ns", "num_forwards", "sources", "next_id", "num_ahead_ids", "num_ahead_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +57,8 @@ class DraftedBlock(_message.Message):
     NUM_FORWARDS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -65,7 +69,9 @@ class DraftedBlock(_message.Message):
     num_forwards: int
     sources: _containers.RepeatedScalarFieldContainer[str]
     next_id: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., next_id: _Optional[int] = ...) -> None: ...
+    num_ahead_ids: int
+    num_ahead_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., next_id: _Optional[int] = ..., num_ahead_ids: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftLinkRequest(_message.Message):
     __slots__ = ("hello", "opens", "commits", "requests", "closes", "drain")

@@ -212,7 +212,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy", "draft_outcomes")
+    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy", "draft_outcomes", "num_ahead_hits", "num_ahead_misses", "num_ahead_tokens", "num_used_ahead_tokens")
     class NumFailedDraftsByReasonEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,10 @@ class SpeculationStats(_message.Message):
     NUM_FAILED_DRAFTS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DRAFT_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_MISSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -266,7 +270,11 @@ class SpeculationStats(_message.Message):
     num_failed_drafts_by_reason: _containers.ScalarMap[str, int]
     policy: SpeculationPolicy
     draft_outcomes: _containers.RepeatedCompositeFieldContainer[DraftOutcomes]
-    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., draft_outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ...) -> None: ...
+    num_ahead_hits: int
+    num_ahead_misses: int
+    num_ahead_tokens: int
+    num_used_ahead_tokens: int
+    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., draft_outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ..., num_ahead_hits: _Optional[int] = ..., num_ahead_misses: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ..., num_used_ahead_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftOutcomes(_message.Message):
     __slots__ = ("length", "num_drafts_by_accepted")
@@ -349,7 +357,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, address: _Optional[str] = ..., hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., loading_fraction: _Optional[float] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format", "speculation_policies", "requires_api_key", "supports_infill")
+    __slots__ = ("model", "vocab_size", "max_context", "eos_token_ids", "default_sampling", "drafters", "default_drafter", "default_num_draft_tokens", "verification_modes", "verify_workers", "draft_workers", "has_chat_template", "version", "system_fingerprint", "sources", "tool_format", "speculation_policies", "requires_api_key", "supports_infill", "num_overlap_outcomes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +377,7 @@ class GetModelInfoResponse(_message.Message):
     SPECULATION_POLICIES_FIELD_NUMBER: _ClassVar[int]
     REQUIRES_API_KEY_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_INFILL_FIELD_NUMBER: _ClassVar[int]
+    NUM_OVERLAP_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     max_context: int
@@ -388,7 +397,8 @@ class GetModelInfoResponse(_message.Message):
     speculation_policies: _containers.RepeatedCompositeFieldContainer[SpeculationPolicy]
     requires_api_key: bool
     supports_infill: bool
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., speculation_policies: _Optional[_Iterable[_Union[SpeculationPolicy, _Mapping]]] = ..., requires_api_key: _Optional[bool] = ..., supports_infill: _Optional[bool] = ...) -> None: ...
+    num_overlap_outcomes: int
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., default_num_draft_tokens: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[_types_pb2.VerificationMode, str]]] = ..., verify_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., draft_workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., has_chat_template: _Optional[bool] = ..., version: _Optional[str] = ..., system_fingerprint: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[_types_pb2.SourceInfo, _Mapping]]] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., speculation_policies: _Optional[_Iterable[_Union[SpeculationPolicy, _Mapping]]] = ..., requires_api_key: _Optional[bool] = ..., supports_infill: _Optional[bool] = ..., num_overlap_outcomes: _Optional[int] = ...) -> None: ...
 
 class ToolFormat(_message.Message):
     __slots__ = ("name", "mark_ids")

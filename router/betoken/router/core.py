@@ -145,6 +145,7 @@ class Router:
             settings.draft_timeout_s,
             settings.first_draft_timeout_s,
             self.policies.of(request),
+            settings.num_outcomes,
         )
         attached = AttachedRounds(request, self.policies.of(request, is_attached=True))
         buffer = TokenBuffer(pause_s=self._message_pause_s)

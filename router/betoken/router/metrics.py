@@ -41,6 +41,8 @@ class RequestMetrics:
         self._output = meter.create_counter(names.METRIC_OUTPUT_TOKENS)
         self._emitted = meter.create_counter(names.METRIC_EMITTED_TOKENS)
         self._failed_drafts = meter.create_counter(names.METRIC_FAILED_DRAFTS)
+        self._ahead_drafts = meter.create_counter(names.METRIC_AHEAD_DRAFTS)
+        self._ahead_tokens = meter.create_counter(names.METRIC_AHEAD_TOKENS)
         self._failovers = meter.create_counter(names.METRIC_FAILOVERS)
 
         def running(_: CallbackOptions) -> Iterable[Observation]:
@@ -110,4 +112,10 @@ class RequestMetrics:
         self._emitted.add(stats.num_emitted_tokens)
         for reason, num_failed in stats.num_failed_drafts_by_reason.items():
             self._failed_drafts.add(num_failed, attributes | {names.ERROR_TYPE: reason})
+        if stats.num_ahead_hits or stats.num_ahead_misses:
+            num_unused = stats.num_ahead_tokens - stats.num_used_ahead_tokens
+            self._ahead_drafts.add(stats.num_ahead_hits, attributes | {names.AHEAD_HIT: True})
+            self._ahead_drafts.add(stats.num_ahead_misses, attributes | {names.AHEAD_HIT: False})
+            self._ahead_tokens.add(stats.num_used_ahead_tokens, attributes | {names.AHEAD_USED: True})
+            self._ahead_tokens.add(num_unused, attributes | {names.AHEAD_USED: False})
         self._failovers.add(stats.num_failovers)

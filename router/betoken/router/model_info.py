@@ -27,6 +27,7 @@ def model_info(router: Router, served: ServedModel | None, *, exposes_addresses:
         version=__version__,
         speculation_policies=router.policies.messages(),
         requires_api_key=router.keys.are_needed,
+        num_overlap_outcomes=router.settings.num_outcomes,
         supports_infill=router.tokenizer.infill is not None,
     )
     if served is not None:

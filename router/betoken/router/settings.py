@@ -5,7 +5,7 @@ Knows nothing of how they are used.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from betoken.common.tls import ClientTls
 from betoken.router.workers.drafter_choice import AUTO_DRAFTER
 from betoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
+from betoken.rpc.validation.entries import MAX_OUTCOMES
 
 _BESIDE_PROMPT_BYTES = 1 << 20
 """Room in a message for all but its text."""
@@ -139,6 +140,17 @@ class RouterSettings(ServiceSettings):
         description="Whether requests that leave the draft length open go without drafts while that is faster; it is"
         " tried now and then.",
     )
+    overlap: Literal["off", "on"] = Field(
+        "off",
+        description="Whether draft workers draft ahead while the target verifies (overlapped rounds); it pays off if"
+        " they share neither cores nor a device with verify workers.",
+    )
+    overlap_outcomes: int = Field(
+        3,
+        ge=1,
+        le=MAX_OUTCOMES,
+        description="Most outcomes of each verification that are drafted ahead for with --overlap on.",
+    )
     draft_timeout_s: float = Field(
         0.5,
         gt=0,
@@ -171,6 +183,11 @@ class RouterSettings(ServiceSettings):
     def max_request_bytes(self) -> int:
         """Largest message of a client, bytes; larger messages are not received."""
         return min(self.max_message_bytes, self.max_prompt_bytes + _BESIDE_PROMPT_BYTES)
+
+    @property
+    def num_outcomes(self) -> int:
+        """Outcomes of each verification that are drafted ahead for; 0 = rounds are not overlapped."""
+        return self.overlap_outcomes if self.overlap == "on" else 0
 
     @property
     def knows_callers(self) -> bool:

@@ -113,6 +113,7 @@ class FusedDrafter:
             return
         for source in fused.sources.values():
             source.sequence.takes_trees, source.sequence.terms = sequence.takes_trees, sequence.terms
+            source.sequence.num_outcomes = sequence.num_outcomes
         confidences = {name: source.confidence() for name, source in fused.sources.items()}
         name = fused.choice.choose(confidences)
         asked = fused.sources[name]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from betoken.common.errors import BetokenError, FailedPreconditionError, InternalError, InvalidArgumentError
 from betoken.drafters.drafter import Drafted, Drafter, DraftSequence, source_names
+from betoken.drafters.host.ahead import has_ahead_work, step_ahead
 from betoken.drafters.host.hosted import Answer, HostedSequence, Request
 from betoken.drafters.registry import SPECS
 from betoken.rpc.link.worker_load import SequenceKey
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from betoken.drafters.host.feed import CommittedRows, FeatureFeed
 
 logger = logging.getLogger(__name__)
+_FAILED = "drafter %s failed"
 
 
 class HostSink(Protocol):
@@ -75,6 +77,11 @@ class DrafterHost:
         """Whether a drafter has something to do, such as computing a long prompt."""
         return any(self._has_work(name) for name in self._drafters)
 
+    @property
+    def has_ahead_work(self) -> bool:
+        """Whether a drafter can draft ahead."""
+        return any(map(has_ahead_work, self._drafters.values()))
+
     def find(self, key: SequenceKey) -> HostedSequence | None:
         """The hosted sequence of this key; None without one."""
         return self._open.get(key)
@@ -94,7 +101,7 @@ class DrafterHost:
         except BetokenError:
             raise
         except Exception as error:
-            _log_fault(name)
+            logger.exception(_FAILED, name)
             raise InternalError("the drafter failed") from error
         self._open[sequence.key] = hosted
         return hosted
@@ -118,7 +125,7 @@ class DrafterHost:
         try:
             hosted.drafter.commit(hosted.sequence, list(ids))
         except Exception:
-            _log_fault(hosted.name)
+            logger.exception(_FAILED, hosted.name)
             self._restart(hosted)
 
     def request(self, hosted: HostedSequence, request: Request) -> None:
@@ -147,11 +154,15 @@ class DrafterHost:
             self._feed_rows(name, [hosted for hosted in self._open.values() if hosted.at_work is None], committed)
 
     def step(self) -> None:
-        """Run one unit of work of every drafter and deliver the finished drafts."""
+        """Run one unit of work of every drafter and deliver the finished drafts; without work, draft ahead."""
+        is_idle = not self.has_work and not self._waiting()
         for name in self._drafters:
             if self._has_work(name) or any(hosted.name == name for hosted in self._waiting()):
                 self._deliver(self._step(name))
         self._end_forgotten()
+        for name in step_ahead(self._drafters) if is_idle else ():
+            for hosted in [hosted for hosted in self._open.values() if name in self._reach[hosted.name]]:
+                self._restart(hosted)
 
     def reload(self, drafters: Mapping[str, Drafter]) -> None:
         """Replace drafters between two steps, for instance by ones with new weights.
@@ -196,6 +207,7 @@ class DrafterHost:
             else:
                 hosted.at_work = request
             sequence.is_waiting, sequence.takes_trees, sequence.terms = True, request.takes_trees, None
+            sequence.num_outcomes = request.num_outcomes
             for name in self._first:
                 drafted = self._drafters[name].propose(sequence, request.max_tokens)  # type: ignore[attr-defined]
                 if drafted.draft_ids:
@@ -203,7 +215,7 @@ class DrafterHost:
             sequence.terms = request.terms
             hosted.drafter.request(sequence, request.num_tokens)
         except Exception:
-            _log_fault(hosted.name)
+            logger.exception(_FAILED, hosted.name)
             return self._fail(hosted)
         return []
 
@@ -212,7 +224,7 @@ class DrafterHost:
             bool(self._drafters[name].has_work)  # raises if the drafter fails here
             return self._finish(list(self._drafters[name].step()), name)
         except Exception:
-            _log_fault(name)
+            logger.exception(_FAILED, name)
             failed = [hosted for hosted in self._waiting() if name in self._reach[hosted.name]]
             return [answer for hosted in failed for answer in self._fail(hosted)]
 
@@ -234,7 +246,7 @@ class DrafterHost:
                 if self._vocab_size is not None:  # otherwise the receiver cuts what is too long
                     request.check(drafted, self._vocab_size)
             except Exception:
-                _log_fault(name)
+                logger.exception(_FAILED, name)
                 answers += self._fail(hosted)
             else:
                 hosted.num_faults = 0
@@ -289,7 +301,7 @@ class DrafterHost:
             for hosted, _ in held:
                 hosted.num_unread = 0
         except Exception:
-            _log_fault(name)
+            logger.exception(_FAILED, name)
             for hosted, _ in held:
                 hosted.num_unread += 1
                 self._restart(hosted)
@@ -335,7 +347,3 @@ class DrafterHost:
         self.close(hosted)
         self._sink.lost(hosted)
         self._deliver(hosted.fail_requests())
-
-
-def _log_fault(name: str) -> None:
-    logger.exception("drafter %s failed", name)

@@ -29,6 +29,8 @@ class Request:
     """Most draft tokens of the answer."""
     takes_trees: bool = False
     terms: DraftTerms | None = None
+    num_outcomes: int = 0
+    """See `DraftSequence.num_outcomes`."""
     requested_ns: int = 0
     """Arrival, `time.perf_counter_ns`."""
     ahead_ids: Sequence[int] = ()

@@ -5,6 +5,7 @@ Rejected drafts need no undoing: KV is kept by ids, and whatever agrees with the
 For verification by rejection the noise is the drafter's own, and each draft token comes with what it was sampled from.
 Proposed next tokens of the draft model, if a sequence has some, are verified in the same forward by the target's rule.
 Where branches are wanted and the sequence takes trees, the draft is a tree (`model_tree`) grown by the same forwards.
+Between its drafts it may draft ahead for the outcomes of their verification (`ahead_steps`).
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.model.ahead_steps import AheadSteps
 from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_part, tree_part
 from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
@@ -24,6 +26,7 @@ from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
 from betoken.engine.sampler.draft_probs import sample_drafts
+from betoken.engine.tree import KeptPath
 from betoken.kernels.accept import accept_block
 
 SOURCE = "model"
@@ -55,6 +58,7 @@ class ModelDrafter:
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
+        self._ahead = AheadSteps(runner, max_rows, self._caches)
         self._max_length = runner.info.max_context
 
     @property
@@ -73,7 +77,13 @@ class ModelDrafter:
         """Keep the KV of what was guessed right: the longest common prefix with the committed ids."""
         kv = self._caches[sequence]
         kv.has_foreign_ids = kv.has_foreign_ids or self._has_foreign_ids(ids)
-        num_kept = min(len(sequence.ids) - len(ids), len(kv.kv_ids))
+        length = len(sequence.ids) - len(ids)
+        if (found := kv.settle(ids)) is not None and found.rows:
+            if found.rows != list(range(len(found.rows))):
+                self._runner.compact([KeptPath(kv.page_ids, length, found.rows)])
+            kv.kv_ids[length:] = [*ids, *found.ids][: len(found.rows)]
+            return
+        num_kept = min(length, len(kv.kv_ids))
         while num_kept < min(len(kv.kv_ids), len(sequence.ids)) and kv.kv_ids[num_kept] == sequence.ids[num_kept]:
             num_kept += 1
         del kv.kv_ids[num_kept:]
@@ -82,15 +92,18 @@ class ModelDrafter:
 
     def request(self, sequence: DraftSequence, num_tokens: int) -> None:
         kv = self._caches[sequence]
-        kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
+        kv.draft_ids, kv.draft_probs, kv.sources, kv.candidates = [], [], [], []
         room = self._max_length - len(sequence.ids)
         kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
         takes_tree = kv.settings.max_branches > 1 and sequence.takes_trees and not sequence.wants_probs
+        end_ids = () if sequence.params.ignore_eos else sequence.params.eos_token_ids
         if takes_tree and kv.num_wanted > 1:
-            end_ids = () if sequence.params.ignore_eos else sequence.params.eos_token_ids
             max_depth = kv.settings.max_depth or kv.num_wanted
             kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, end_ids)
-        del kv.kv_ids[len(sequence.ids) - 1 :]  # the last committed id is always fed: its row gives the first draft
+        kv.num_outcomes = self._ahead.num_outcomes(sequence, kv)
+        kv.use_ready(end_ids, self._source)
+        # The last known id is always fed: its row gives the next one.
+        del kv.kv_ids[len(sequence.ids) + len(kv.draft_ids) - 1 :]
 
     def close(self, sequence: DraftSequence) -> None:
         kv = self._caches.pop(sequence, None)
@@ -109,6 +122,15 @@ class ModelDrafter:
                 raise
             self._note_written(planned)
         return self._take_finished()
+
+    @property
+    def has_ahead_work(self) -> bool:
+        """See `AheadDrafter`."""
+        return self._ahead.has_work
+
+    def step_ahead(self) -> None:
+        """See `AheadDrafter`."""
+        self._ahead.step()
 
     def page_lists(self) -> Iterator[list[int]]:
         """Page lists of every open sequence."""
@@ -243,6 +265,7 @@ class ModelDrafter:
             for index, row, (token_id, probs) in zip(private, rows, sampled, strict=True):
                 token_ids[row] = token_id
                 self._caches[drafting[index][0]].draft_probs.append(probs)
+        self._ahead.note_candidates([seq for seq, _ in drafting], groups, first_rows, logits)
         for (seq, guesses), first_row in zip(drafting, first_rows, strict=False):
             kv = self._caches[seq]
             path, next_id = accept_block(token_ids[first_row : first_row + len(guesses) + 1], guesses)
@@ -263,10 +286,13 @@ class ModelDrafter:
             if kv.num_wanted is not None and not kv.is_drafting:
                 drafted = self._finish_tree(seq, kv, kv.tree) if kv.tree is not None else self._finish(seq, kv)
                 drafted.num_forwards = kv.num_forwards
+                drafted.num_ahead_ids, drafted.num_ahead_tokens = kv.num_ahead_ids, kv.num_ahead_tokens
                 finished.append(drafted)
                 kv.num_wanted, kv.tree, kv.num_forwards = None, None, 0
+                kv.num_ahead_ids, kv.num_ahead_tokens = None, 0
                 kv.idle_since_ns = time.perf_counter_ns()
-                kv.draft_ids, kv.draft_probs, kv.sources = [], [], []
+                self._ahead.begin(seq, kv)
+                kv.draft_ids, kv.draft_probs, kv.sources, kv.candidates = [], [], [], []
         return finished
 
     @staticmethod
@@ -289,6 +315,7 @@ class ModelDrafter:
             self._runner.page_table.release(kv.page_ids)
         kv.page_ids = []
         kv.kv_ids = []
+        kv.ahead = None
 
     def _has_foreign_ids(self, ids: list[int]) -> bool:
         return bool(ids) and max(ids) >= self._runner.info.vocab_size

@@ -3,11 +3,12 @@
 Knows ids, slots and nodes; no logits, no other sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.ahead import AheadDraft, Candidates, Continuation
 from betoken.drafters.model.settings import ModelSettings
 from betoken.drafters.model.tree import ModelTree
 from betoken.engine.batch import Segment
@@ -55,6 +56,18 @@ class DraftKV:
     """Guesses at this model's own tokens."""
     num_forwards: int = 0
     """Forwards that chose tokens of it since its last draft."""
+    num_outcomes: int = 0
+    """Outcomes of the verification of the draft under way that are drafted for afterwards."""
+    candidates: list[Candidates] = field(default_factory=list)
+    """Of each id of the draft under way, if `num_outcomes` > 0."""
+    ahead: AheadDraft | None = None
+    """Drafts after the outcomes of the verification under way."""
+    ready: Continuation | None = None
+    """Draft made ahead for the committed ids."""
+    num_ahead_ids: int | None = None
+    """Leading ids of the draft under way that were drafted ahead; None = nothing was to be."""
+    num_ahead_tokens: int = 0
+    """Tokens drafted ahead since the last draft."""
     num_wanted: int | None = None
     """Draft tokens wanted in all; None = no request is open."""
     has_foreign_ids: bool = False
@@ -71,6 +84,26 @@ class DraftKV:
     def num_written(self) -> int:
         """Slots that hold KV, including a tree's."""
         return len(self.kv_ids) + (self.tree.num_rows if self.tree is not None else 0)
+
+    def settle(self, ids: Sequence[int]) -> Continuation | None:
+        """Select what was drafted ahead for committed `ids`; None if nothing was."""
+        found = self.ready.after(ids) if self.ready is not None else None
+        if self.ahead is not None:
+            self.num_ahead_ids, self.num_ahead_tokens = 0, self.num_ahead_tokens + self.ahead.num_tokens
+            found = self.ahead.follow(ids)
+        self.ahead, self.ready = None, found
+        return found
+
+    def use_ready(self, end_ids: Collection[int], source: str) -> None:
+        """Begin the current draft with what was drafted ahead, unless it is a tree. `end_ids` end the answer."""
+        ready, self.ready, self.ahead = self.ready, None, None
+        if ready is None or self.tree is not None:
+            return
+        ids = ready.ids[: self.num_wanted]
+        self.draft_ids, self.candidates, self.sources = ids, ready.candidates[: len(ids)], [source] * len(ids)
+        self.num_ahead_ids = len(ids)
+        if ids and ids[-1] in end_ids:
+            self.num_wanted = len(ids)
 
     def stop(self) -> None:
         """End the current draft."""

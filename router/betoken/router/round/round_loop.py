@@ -158,6 +158,7 @@ class RoundLoop:
             verify_ns = verdict.queue_ns + verdict.forward_ns
             round_ns = time.perf_counter_ns() - asked_ns
             self._counts.add_round(round_ns, draft.queue_ns, draft.forward_ns, verify_ns, draft.num_forwards)
+            self._counts.add_ahead(draft.num_ahead_tokens, draft.num_ahead_ids)
         await self._commit(DecidedRound.of(draft, verdict))
 
     async def _draft(self) -> Draft:

@@ -58,6 +58,7 @@ class Speculator:
         timeout_s: float,
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
+        num_outcomes: int = 0,
     ) -> None:
         """`timeout_s`: longest wait of a round for its draft, whatever the state of the session; or the time of
         `_STEPS_PER_WAIT` decode steps if that is longer, up to `first_timeout_s`. A draft that takes longer is late:
@@ -65,6 +66,7 @@ class Speculator:
         late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
+        `num_outcomes`: outcomes of each verification that the drafter drafts ahead for, unless tokens depend on drafts.
         """
         self._request = request
         self._pool = pool
@@ -72,6 +74,7 @@ class Speculator:
         self._timeout_s = timeout_s
         self._first_timeout_s = first_timeout_s
         self._gate = gate
+        self._num_outcomes = num_outcomes if request.mode == VERIFICATION_MODE_COUPLED else 0
         self._timer = StepTimer(gate, is_named=request.is_drafter_fixed)
         self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
@@ -209,15 +212,17 @@ class Speculator:
         if terms is not None:
             terms = worker.trials.terms(terms)
         asked_s = time.perf_counter()
+        num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
         draft = await session.draft(
             len(self._request.prompt_ids) + len(committed_ids),
             (committed_ids or self._request.prompt_ids)[-1],
-            min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS),
+            num_tokens,
             self._vocab_size,
             timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,
             may_be_late=may_be_late,
             takes_trees=takes_trees,
             terms=terms_entry(terms) if terms is not None else None,
+            num_outcomes=self._num_outcomes if room > num_tokens + 1 else 0,  # another draft will follow
         )
         waited_s = time.perf_counter() - asked_s
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill

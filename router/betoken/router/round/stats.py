@@ -88,6 +88,14 @@ class SpeculationCounts:
         stats.draft_forward_ns += draft_forward_ns
         self._overheads_ns.append(max(0, round_ns - draft_queue_ns - draft_forward_ns - verify_ns))
 
+    def add_ahead(self, num_tokens: int, num_used: int | None) -> None:
+        """Count the tokens drafted ahead for a draft, and how many are part of it; None if none were to be drafted."""
+        if num_used is not None:
+            self.stats.num_ahead_hits += num_used > 0
+            self.stats.num_ahead_misses += num_used == 0
+            self.stats.num_ahead_tokens += num_tokens
+            self.stats.num_used_ahead_tokens += num_used
+
     def end(self, failed_drafts: Mapping[str, int]) -> None:
         """Set the statistics that are known at the end; `failed_drafts`: number of failed drafts by reason."""
         stats = self.stats

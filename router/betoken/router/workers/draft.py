@@ -32,6 +32,10 @@ class Draft(NamedTuple):
     """Distribution of each id; empty = each was certain."""
     num_forwards: int = 0
     """Forwards of the drafter's models since its last answer."""
+    num_ahead_ids: int | None = None
+    """Leading ids that were drafted ahead; None if the drafter was not to draft ahead."""
+    num_ahead_tokens: int = 0
+    """Tokens drafted ahead for this draft, for all outcomes."""
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +93,11 @@ def usable_draft(block: DraftedBlock, num_tokens: int, vocab_size: int, takes_tr
         sources = ()
     forward_ns = min(block.forward_ns, elapsed_ns)
     queue_ns = min(block.queue_ns, elapsed_ns - forward_ns)
-    return Draft(ids, sources, queue_ns, forward_ns, parents, num_forwards=block.num_forwards)
+    draft = Draft(ids, sources, queue_ns, forward_ns, parents, num_forwards=block.num_forwards)
+    if not block.HasField("num_ahead_ids"):
+        return draft
+    num_ahead_ids = min(block.num_ahead_ids, block.num_ahead_tokens, len(ids))
+    return draft._replace(num_ahead_ids=num_ahead_ids, num_ahead_tokens=block.num_ahead_tokens)
 
 
 def usable_probs(block: DraftedBlock, ids: Sequence[int], vocab_size: int) -> list[SparseDistribution]:

@@ -95,11 +95,13 @@ class DraftSession:
         may_be_late: bool = False,
         takes_trees: bool = False,
         terms: DraftTerms | None = None,
+        num_outcomes: int = 0,
     ) -> Draft:
         """At most `num_tokens` guesses, each below `vocab_size`, that extend `base_length` committed tokens, the last
         of which is `next_id`.
 
-        A chain, unless the target `takes_trees`. Under `terms` a drafter with confidences chooses the number.
+        A chain, unless the target `takes_trees`. Under `terms` a drafter with confidences chooses the number. The
+        drafter may draft ahead for `num_outcomes` outcomes of the verification.
 
         Raises:
             DraftLateError: it takes longer than `timeout_s` and `may_be_late`: the session stays open, and can be used
@@ -121,6 +123,7 @@ class DraftSession:
             num_tokens=num_tokens,
             takes_trees=takes_trees,
             terms=terms,
+            num_outcomes=num_outcomes,
         )
         asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
         self._host.ask(commits, request)

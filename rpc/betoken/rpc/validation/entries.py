@@ -23,6 +23,8 @@ CONTEXT_FIELDS = frozenset({"open.prompt_ids", "commit.ids"})
 """Field that a draft worker reports if a sequence exceeds its context."""
 MAX_PLAIN_STEPS = 1024
 MAX_DISTRIBUTION_IDS = 64
+MAX_OUTCOMES = 16
+"""Outcomes of a verification that a drafter drafts ahead for."""
 MAX_TRACEPARENT_BYTES = 256
 MAX_EOS_TOKEN_IDS = 64
 MAX_ADDED_EOS_TOKEN_IDS = 16
@@ -168,6 +170,7 @@ def validate_draft_request(request: DraftRequest, *, max_draft_tokens: int, voca
         raise InvalidArgumentError("request.base_length", request.base_length, "must be at least 1")
     check_range("request.next_id", request.next_id, 0, vocab_size - 1)
     check_range("request.num_tokens", request.num_tokens, 1, max_draft_tokens)
+    check_range("request.num_outcomes", request.num_outcomes, 0, MAX_OUTCOMES)
     if request.HasField("terms"):
         terms = request.terms
         check_range("request.terms.max_tokens", terms.max_tokens, request.num_tokens, max_draft_tokens)

@@ -1,0 +1,132 @@
+"""Forwards that draft ahead, for all sequences of a model drafter whose drafts are under verification.
+
+They run while no draft is requested. A sequence that cannot be drafted for ahead is drafted for when it is requested.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.model.ahead import AheadDraft, Candidates, Outcome
+from betoken.drafters.model.sequence import DraftKV
+from betoken.drafters.model.tree import ERROR_SCALE
+from betoken.engine.batch import Segment
+from betoken.engine.runner import ModelRunner
+from betoken.engine.sampler import SampleGroup, perturbed_top
+
+
+class _Part(NamedTuple):
+    """A sequence's part of a forward."""
+
+    sequence: DraftSequence
+    kv: DraftKV
+    ahead: AheadDraft
+    segment: Segment
+    outcomes: Sequence[Outcome]
+    """Outcomes that the rows of logits continue; empty for the row after the whole draft under verification."""
+
+    @property
+    def groups(self) -> list[SampleGroup]:
+        """The rows of logits."""
+        seq, ahead = self.sequence, self.ahead
+        paths = [ahead.path_ids(outcome) for outcome in self.outcomes] or [ahead.draft_ids]
+        return [SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + path, (), seq.rules) for path in paths]
+
+
+class AheadSteps:
+    """Drafts ahead for the sequences of one model."""
+
+    def __init__(self, runner: ModelRunner, max_rows: int, caches: Mapping[DraftSequence, DraftKV]) -> None:
+        self._runner = runner
+        self._max_rows = max_rows
+        self._caches = caches
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return any(kv.ahead is not None and kv.ahead.is_growing for kv in self._caches.values())
+
+    def num_outcomes(self, seq: DraftSequence, kv: DraftKV) -> int:
+        """Outcomes to draft for after the draft under way; 0 if it is more than a chain of certain tokens, or if the
+        model has states, which take no branches."""
+        is_chain = kv.tree is None and kv.guesser is None and self._runner.page_table.snapshots is None
+        return seq.num_outcomes if is_chain and not (seq.wants_probs or seq.draft_affects_output) else 0
+
+    def note_candidates(
+        self,
+        sequences: Sequence[DraftSequence],
+        groups: Sequence[SampleGroup],
+        first_rows: Sequence[int],
+        logits: Tensor,
+    ) -> None:
+        """Keep the candidates for the next token of sequences that are drafted for ahead; these have one row each."""
+        places = [place for place, seq in enumerate(sequences) if self._caches[seq].num_outcomes]
+        if places:
+            kvs = [self._caches[sequences[place]] for place in places]
+            rows = logits[[first_rows[place] for place in places]]
+            num_top = 1 + max(kv.num_outcomes for kv in kvs)
+            for kv, candidates in zip(kvs, _likeliest(rows, [groups[place] for place in places], num_top), strict=True):
+                kv.candidates.append(candidates)
+
+    def begin(self, seq: DraftSequence, kv: DraftKV) -> None:
+        """Prepare to draft ahead after a finished draft, if pages are free: no other sequence gives some up for it."""
+        num_tokens, length = len(kv.draft_ids), len(seq.ids)
+        end_ids = () if seq.params.ignore_eos else seq.params.eos_token_ids
+        if not kv.num_outcomes or not kv.page_ids or not num_tokens or len(kv.candidates) < num_tokens:
+            return
+        max_length = min(self._runner.info.max_context, seq.max_length)
+        if kv.draft_ids[-1] in end_ids or length + 2 * num_tokens >= max_length:
+            return
+        table, end = self._runner.page_table, length + num_tokens * (1 + kv.num_outcomes)
+        if table.can_extend(kv.page_ids, end):
+            table.extend(kv.page_ids, end)
+            kv.ahead = AheadDraft(kv.draft_ids, kv.candidates, kv.num_outcomes, end_ids)
+
+    def step(self) -> None:
+        """One forward over the sequences that are drafted for ahead."""
+        parts: list[_Part] = []
+        rows_left = self._max_rows
+        for seq, kv in self._caches.items():
+            if kv.ahead is None or not kv.ahead.is_growing or not rows_left:
+                continue
+            if (part := _next_part(seq, kv, kv.ahead, rows_left)) is not None:
+                parts.append(part)
+                rows_left -= len(part.segment.ids)
+            elif not parts:
+                kv.ahead = None  # it needs more rows than a forward has
+        if parts:
+            logits = self._runner.forward([part.segment for part in parts]).logits
+            groups = [group for part in parts for group in part.groups]
+            self._take(parts, _likeliest(logits, groups, 1 + max(part.ahead.num_outcomes for part in parts)))
+
+    def _take(self, parts: Sequence[_Part], candidates: Sequence[Candidates]) -> None:
+        """Choose the outcomes of sequences without any, and extend the drafts of the others'."""
+        rows = iter(candidates)
+        for seq, kv, ahead, segment, outcomes in parts:
+            kv.num_forwards += 1
+            if not ahead.is_begun:
+                kv.kv_ids.extend(segment.ids)
+                self._runner.page_table.publish(kv.page_ids, seq.ids, len(seq.ids) - 1)
+                ahead.begin(next(rows))
+            for outcome in outcomes:
+                ahead.add_token(outcome, next(rows))
+
+
+def _next_part(seq: DraftSequence, kv: DraftKV, ahead: AheadDraft, num_rows: int) -> _Part | None:
+    """At most `num_rows` rows of a sequence; None if its next step needs more."""
+    length = len(seq.ids)
+    if ahead.is_begun:
+        outcomes, start = ahead.growing()[:num_rows], length + ahead.num_rows
+        ids, parents = ahead.add_rows(outcomes)
+        return _Part(seq, kv, ahead, Segment(kv.page_ids, start, ids, len(ids), parents), outcomes)
+    start = len(kv.kv_ids)
+    ids = seq.ids[start:] + ahead.draft_ids[max(0, start - length) :]
+    return _Part(seq, kv, ahead, Segment(kv.page_ids, start, ids, 1), ()) if len(ids) <= num_rows else None
+
+
+def _likeliest(logits: Tensor, groups: Sequence[SampleGroup], num_top: int) -> list[Candidates]:
+    """The likeliest tokens of each row."""
+    ids, log_shares = perturbed_top(logits, groups, num_top, ERROR_SCALE)
+    return [Candidates(*row) for row in zip(ids.tolist(), log_shares.tolist(), strict=True)]

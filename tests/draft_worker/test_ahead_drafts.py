@@ -1,0 +1,78 @@
+"""Drafts of a real model that were begun ahead equal drafts made on request, under noise and rules."""
+
+import random
+import time
+
+import pytest
+
+from betoken.draft_worker.commands import Commit, Open
+from betoken.draft_worker.core import DraftCore
+from betoken.drafters.model.drafter import ModelDrafter
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.config import EngineConfig
+from betoken.rpc.link.commands import CloseLink
+from tests.draft_worker.harness import RecordingSink, request
+from tests.draft_worker.test_tree_drafts import PARAMS
+from tests.engine.tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+class Bench:
+    """A core with one model drafter that drafts ahead for a number of outcomes."""
+
+    def __init__(self, directory, num_outcomes):
+        self.runner = load_runner(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
+        self.sink, self.num_outcomes = RecordingSink(), num_outcomes
+        self.core = DraftCore({"model": ModelDrafter(self.runner, 40, 8)}, [self.runner.page_table], self.sink, 8)
+
+    def draft(self, n, num_tokens):
+        self.sink.answers.clear()
+        self.core.apply(request(self.core, n, num_tokens, time.perf_counter_ns(), num_outcomes=self.num_outcomes))
+        while not self.sink.answers:
+            self.core.step()
+        return self.sink.answers[0].drafted
+
+    def draft_ahead(self, num_steps):
+        while self.core.has_work and num_steps:
+            self.core.step()
+            self.core.check_integrity()
+            num_steps -= 1
+
+
+@pytest.mark.parametrize("num_outcomes", [1, 3])
+def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes):
+    rng = random.Random(num_outcomes)
+    ahead, plain = Bench(directory, num_outcomes), Bench(directory, 0)
+    texts = {n: [rng.randrange(101) for _ in range(rng.randrange(2, 40))] for n in PARAMS}
+    for bench in (ahead, plain):
+        for n, ids in texts.items():
+            bench.core.apply(Open((1, n), PARAMS[n], tuple(ids), (), 400))
+    num_used = dict.fromkeys(PARAMS, 0)
+    for _ in range(60):
+        n, num_tokens = rng.choice(list(PARAMS)), rng.randrange(2, 6)
+        drafted, expected = ahead.draft(n, num_tokens), plain.draft(n, num_tokens)
+        assert drafted.draft_ids == expected.draft_ids and expected.num_ahead_ids is None
+        num_used[n] += drafted.num_ahead_ids or 0
+        ahead.draft_ahead(rng.choice([0, 2, 20]))
+        num_accepted = rng.choice([0, len(drafted.draft_ids), len(drafted.draft_ids)])
+        ids = drafted.draft_ids[:num_accepted]
+        if rng.random() < 0.8:  # the model's own token after them
+            length = len(texts[n])
+            plain.core.apply(Commit((1, n), length, ids or [7]))
+            ids = [*ids, *plain.draft(n, 1).draft_ids] if ids else [7]
+            ahead.core.apply(Commit((1, n), length, ids))
+            if len(ids) > max(1, num_accepted):
+                plain.core.apply(Commit((1, n), length + num_accepted, ids[num_accepted:]))
+        else:
+            ids = [*ids, rng.randrange(101)]
+            for bench in (ahead, plain):
+                bench.core.apply(Commit((1, n), len(texts[n]), ids))
+        texts[n] += ids
+    assert all(num_used.values()), num_used
+    for bench in (ahead, plain):
+        bench.core.apply(CloseLink(1))
+        assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages and not bench.sink.failures
