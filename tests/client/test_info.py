@@ -50,11 +50,16 @@ def test_info_shows_the_model_and_its_workers(router) -> None:
         pb.WorkerInfo(address="[fd00::5]:2", state="refused", detail="tokenizers [differ]"),
     ]
     answer = pb.GetModelInfoResponse(
-        model="tiny", drafters=["model", "ngram"], default_drafter="model", verify_workers=workers
+        model="tiny",
+        drafters=["model", "ngram"],
+        default_drafter="model",
+        verify_workers=workers,
+        num_overlap_outcomes=3,
     )
     router.will(answer)
     result = run("info", "--address", router.address)
     assert result.exit_code == 0 and "tiny" in result.stdout and "model, ngram (attached)" in result.stdout
+    assert "draft ahead for 3 outcomes" in result.stdout
     assert "[fd00::5]:2 is refused: tokenizers [differ]\n" in result.stdout
     assert result.stdout.count("[fd00::5]:2") == 2
     router.will(answer)

@@ -1,5 +1,6 @@
 """Drafts of a real model that were begun ahead equal drafts made on request, under noise and rules."""
 
+import math
 import random
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
+from betoken.drafters.model import ahead as ahead_drafts
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
@@ -27,7 +29,8 @@ class Bench:
     def __init__(self, directory, num_outcomes):
         self.runner = load_runner(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
         self.sink, self.num_outcomes = RecordingSink(), num_outcomes
-        self.core = DraftCore({"model": ModelDrafter(self.runner, 40, 8)}, [self.runner.page_table], self.sink, 8)
+        self.model = ModelDrafter(self.runner, 40, 8)
+        self.core = DraftCore({"model": self.model}, [self.runner.page_table], self.sink, 8)
 
     def draft(self, n, num_tokens):
         self.sink.answers.clear()
@@ -42,9 +45,17 @@ class Bench:
             self.core.check_integrity()
             num_steps -= 1
 
+    def outcome(self, n, rng):
+        """The ids of a random outcome that was drafted for; of a random text without any."""
+        (ahead,) = [kv.ahead for sequence, kv in self.model._caches.items() if sequence.key == (1, n)]
+        outcomes = ahead._outcomes if ahead is not None and ahead.is_begun else []
+        chosen = rng.choice(outcomes) if outcomes else None
+        return ahead.path_ids(chosen)[: chosen.num_accepted + 1] if chosen else [rng.randrange(101)]
+
 
 @pytest.mark.parametrize("num_outcomes", [1, 3])
-def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes):
+def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes, monkeypatch):
+    monkeypatch.setattr(ahead_drafts, "_LEAST_SHARE", -math.inf)  # a random model is sure of nothing
     rng = random.Random(num_outcomes)
     ahead, plain = Bench(directory, num_outcomes), Bench(directory, 0)
     texts = {n: [rng.randrange(101) for _ in range(rng.randrange(2, 40))] for n in PARAMS}
@@ -58,19 +69,9 @@ def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes
         assert drafted.draft_ids == expected.draft_ids and expected.num_ahead_ids is None
         num_used[n] += drafted.num_ahead_ids or 0
         ahead.draft_ahead(rng.choice([0, 2, 20]))
-        num_accepted = rng.choice([0, len(drafted.draft_ids), len(drafted.draft_ids)])
-        ids = drafted.draft_ids[:num_accepted]
-        if rng.random() < 0.8:  # the model's own token after them
-            length = len(texts[n])
-            plain.core.apply(Commit((1, n), length, ids or [7]))
-            ids = [*ids, *plain.draft(n, 1).draft_ids] if ids else [7]
-            ahead.core.apply(Commit((1, n), length, ids))
-            if len(ids) > max(1, num_accepted):
-                plain.core.apply(Commit((1, n), length + num_accepted, ids[num_accepted:]))
-        else:
-            ids = [*ids, rng.randrange(101)]
-            for bench in (ahead, plain):
-                bench.core.apply(Commit((1, n), len(texts[n]), ids))
+        ids = ahead.outcome(n, rng) if rng.random() < 0.8 else [*drafted.draft_ids[:1], rng.randrange(101)]
+        for bench in (ahead, plain):
+            bench.core.apply(Commit((1, n), len(texts[n]), ids))
         texts[n] += ids
     assert all(num_used.values()), num_used
     for bench in (ahead, plain):

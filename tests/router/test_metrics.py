@@ -99,6 +99,7 @@ def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricRe
     counts.add_draft(num_draft_tokens=6, depth=4, num_accepted=3)  # a tree
     counts.add_draft(num_draft_tokens=2, depth=2, num_accepted=1)
     counts.add_round(9_000_000, 1_000_000, 2_000_000, 3_000_000)
+    counts.add_ahead(9, 3)
     counts.end({"timeout": 2, "fault": 1})
     metrics = RequestMetrics(Mock(num_running=4, num_waiting=7))
     metrics.ended(record(counts))
@@ -114,6 +115,10 @@ def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricRe
         (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 2, "ngram"): 1,
         (names.METRIC_ACCEPTED_TOKENS_PER_POSITION, 3, "ngram"): 0,
         (names.METRIC_EMITTED_TOKENS,): 15,
+        (names.METRIC_AHEAD_DRAFTS, True, "ngram"): 1,
+        (names.METRIC_AHEAD_DRAFTS, False, "ngram"): 0,
+        (names.METRIC_AHEAD_TOKENS, True, "ngram"): 3,
+        (names.METRIC_AHEAD_TOKENS, False, "ngram"): 6,
         (names.METRIC_REQUESTS, "OK", "m", "stop", "t"): 1,
         (names.METRIC_INPUT_TOKENS, "m", "t"): 3,
         (names.METRIC_CACHED_INPUT_TOKENS, "m", "t"): 2,

@@ -13,12 +13,15 @@ def test_the_finish_message_reports_the_counters_as_they_were_accumulated() -> N
     counts = SpeculationCounts(pb.SpeculationStats(num_failovers=3, policy=pb.SpeculationPolicy(reason="on")))
     counts.add_round(1000, draft_queue_ns=1, draft_forward_ns=2, verify_ns=1, num_draft_forwards=4)
     counts.add_draft(num_draft_tokens=6, depth=2, num_accepted=1)
+    for num_tokens, num_used in ((9, 3), (6, 0), (0, None)):
+        counts.add_ahead(num_tokens, num_used)
     counts.end({"timeout": 50, "lost": 51})
     finish = finish_of(Finished(FinishReason.LENGTH, "", 1, 2, 4, counts, 5, 6, 7))
     assert finish.speculation == pb.SpeculationStats(
         **{"num_rounds": 1, "round_ns": 1000, "draft_queue_ns": 1, "draft_forward_ns": 2, "first_draft_forward_ns": 2},
         **{"num_draft_forwards": 4, "router_overhead_p50_ns": 996, "num_failovers": 3, "num_failed_drafts": 101},
         **{"num_drafts": 1, "num_draft_tokens": 6, "num_accepted_tokens": 1},
+        **{"num_ahead_hits": 1, "num_ahead_misses": 1, "num_ahead_tokens": 15, "num_used_ahead_tokens": 3},
         num_drafted_per_position=[1, 1],
         num_accepted_per_position=[1, 0],
         draft_outcomes=[pb.DraftOutcomes(length=2, num_drafts_by_accepted=[0, 1, 0])],

@@ -393,6 +393,7 @@ def check_draft_request(**changes):
         ({"num_tokens": 17}, "request.num_tokens = 17: must be 1 to 16"),
         ({"base_length": 0}, "request.base_length = 0: must be at least 1"),
         ({"next_id": VOCAB}, f"request.next_id = {VOCAB}: must be 0 to {VOCAB - 1}"),
+        ({"num_outcomes": 17}, "request.num_outcomes = 17: must be 0 to 16"),
     ],
 )
 def test_a_draft_request_is_checked(changes, text):

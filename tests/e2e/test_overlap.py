@@ -1,0 +1,95 @@
+"""Overlapped rounds end to end: the same tokens as without, also if workers are lost in between."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from betoken.bench.stack import Stack
+from betoken.bench.streams import generate, sampling, speculation
+from betoken.cli.local_services import LocalServicesConfig
+from betoken.client import AsyncClient, Completion
+from tests.e2e.in_process import running, save_pair, until_all_pages_are_free
+from tests.e2e.pair import Pair
+from tests.e2e.router_constants import constants, taken
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROMPT_IDS = [5, 6, 7, 5, 6]
+
+
+async def answers(client: AsyncClient, temperature: float, **how) -> list[Completion]:
+    """Answers to eight requests of one router at once."""
+    fields = {"temperature": temperature, "top_p": 0.95, "max_new_tokens": 60, "ignore_eos": True} | how
+    requests = [client.complete([*PROMPT_IDS, seed], seed=seed, **fields) for seed in range(8)]
+    return await asyncio.gather(*requests)
+
+
+@pytest.mark.parametrize("num_outcomes", [1, 2, 3])
+async def test_tokens_are_the_same_with_overlapped_rounds(tmp_path, num_outcomes: int) -> None:
+    save_pair(tmp_path)
+    options = {"overlap": "on", "overlap_outcomes": num_outcomes}
+    async with running(tmp_path, router_options=options) as services:
+        assert (await services.client.model_info()).num_overlap_outcomes == num_outcomes
+        for temperature in (0.0, 0.8):
+            expected = await answers(services.client, temperature, off=True)
+            for drafter in ("model", "fused", "ngram"):
+                given = await answers(services.client, temperature, drafter=drafter, num_draft_tokens=3)
+                assert [one.output_ids for one in given] == [one.output_ids for one in expected]
+                stats = [one.speculation for one in given]
+                num_used = sum(one.num_used_ahead_tokens for one in stats)
+                if drafter == "model":
+                    assert 0 < sum(one.num_ahead_hits for one in stats) <= num_used
+                    assert num_used <= sum(one.num_ahead_tokens for one in stats)
+                assert drafter != "ngram" or not num_used
+        await until_all_pages_are_free(services.client)
+
+
+async def test_modes_whose_tokens_depend_on_drafts_are_not_overlapped(tmp_path) -> None:
+    save_pair(tmp_path)
+    async with running(tmp_path, router_options={"overlap": "on"}) as services:
+        given = await answers(services.client, 0.8, drafter="model", mode="rejection")
+        assert not any(one.speculation.num_ahead_hits + one.speculation.num_ahead_misses for one in given)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(pair: Pair) -> AsyncIterator[Stack]:
+    """Services of the embedded pair with overlapped rounds."""
+    options = (*constants(max_probe_pause_s=1.0), "--overlap", "on", "--no-drafts-must-pay")
+    config = LocalServicesConfig(pair.target, pair.draft, compile="off", router_options=options)
+    async with AsyncExitStack() as exits:
+        with taken():
+            running_stack = await exits.enter_async_context(Stack(config))
+        yield running_stack
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_tokens_are_the_same_if_an_overlapped_draft_worker_is_killed(
+    stack: Stack, prompts: list[str], temperature: float
+) -> None:
+    num_streamed, is_under_way = 0, asyncio.Event()
+
+    def on_tokens(num_tokens: int) -> None:
+        nonlocal num_streamed
+        if (num_streamed := num_streamed + num_tokens) >= 100:
+            is_under_way.set()
+
+    async def run(drafter: str) -> list[Completion]:
+        jobs = [
+            generate(stack.client, prompt, sampling(160, temperature, 0.95, seed), speculation(drafter, 4), on_tokens)
+            for seed, prompt in enumerate(prompts[:4])
+        ]
+        return [timed.completion for timed in await asyncio.gather(*jobs)]
+
+    expected = await run("none")
+    num_streamed, is_under_way = 0, asyncio.Event()
+    given = asyncio.ensure_future(run("model"))
+    async with asyncio.timeout(120):
+        await is_under_way.wait()
+        await stack.kill_draft_worker()
+        await stack.restart_draft_worker()
+        answered = await given
+    assert [one.output_ids for one in answered] == [one.output_ids for one in expected]
+    assert sum(one.speculation.num_ahead_hits for one in answered)
+    assert await stack.all_pages_free()
