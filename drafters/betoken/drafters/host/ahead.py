@@ -20,7 +20,7 @@ def has_ahead_work(drafter: Drafter) -> bool:
 
 
 def step_ahead(drafters: Mapping[str, Drafter]) -> list[str]:
-    """Let every drafter that can draft ahead run one forward; return the names of those that failed."""
+    """Let every drafter that can draft ahead run one forward; return the names of the failed ones."""
     failed = []
     for name, drafter in drafters.items():
         try:

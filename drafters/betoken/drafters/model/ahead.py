@@ -33,7 +33,7 @@ class Outcome:
     next_id: int
     draft_ids: list[int] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
-    """Of each id of the draft."""
+    """Candidates of each id of the draft."""
     rows: list[int] = field(default_factory=list)
     """Written slots of the next id and of the draft's ids, counted from the end of the committed text."""
     is_complete: bool = False
@@ -45,11 +45,11 @@ class Continuation(NamedTuple):
     ids: list[int]
     candidates: list[Candidates]
     rows: list[int]
-    """Written slots from the end of the formerly committed text: of the ids committed since, then of `ids`. Empty if
-    these are where they belong."""
+    """Slots of the ids committed last, then of `ids`, as far as written, counted from the end of the text committed
+    before. Empty if the KV need not move."""
 
     def after(self, ids: Sequence[int]) -> "Continuation | None":
-        """What continues `ids`; None if nothing does."""
+        """Return the continuation of `ids`; None without one."""
         num_ids = len(ids)
         if num_ids >= len(self.ids) or self.ids[:num_ids] != list(ids):
             return None
@@ -93,7 +93,7 @@ class AheadDraft:
 
     @property
     def num_rows(self) -> int:
-        """Slots taken behind the committed text, those of the draft under verification included."""
+        """Number of slots taken behind the committed text, including the draft under verification."""
         return len(self._parents)
 
     def begin(self, candidates: Candidates) -> None:
@@ -139,7 +139,7 @@ class AheadDraft:
         return [*self.draft_ids[: outcome.num_accepted], outcome.next_id, *outcome.draft_ids]
 
     def follow(self, ids: Sequence[int]) -> Continuation | None:
-        """What was drafted after the committed `ids`; None if nothing was."""
+        """Return the ids drafted ahead after the committed `ids`; None without any."""
         for outcome in self._outcomes or ():
             num_decided = outcome.num_accepted + 1
             path = self.path_ids(outcome)

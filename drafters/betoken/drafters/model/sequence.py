@@ -59,7 +59,7 @@ class DraftKV:
     num_outcomes: int = 0
     """Outcomes of the verification of the draft under way that are drafted for afterwards."""
     candidates: list[Candidates] = field(default_factory=list)
-    """Of each id of the draft under way, if `num_outcomes` > 0."""
+    """Candidates of each id of the draft under way, if `num_outcomes` > 0."""
     ahead: AheadDraft | None = None
     """Drafts after the outcomes of the verification under way."""
     ready: Continuation | None = None
