@@ -114,6 +114,16 @@ def test_the_table_of_statistics_names_speed_and_acceptance() -> None:
         assert words in output
 
 
+def test_the_table_of_statistics_shows_the_drafts_begun_ahead() -> None:
+    stats = pb.SpeculationStats(num_ahead_hits=3, num_ahead_misses=1, num_ahead_tokens=40, num_used_ahead_tokens=12)
+    finish = pb.GenerateFinish(reason=pb.FINISH_REASON_STOP, speculation=stats)
+    completion = Completion.from_proto(pb.GenerateStart(), [], finish, 0)
+    console = Console(file=StringIO(), width=100)
+    console.print(report.table(completion, 0.5))
+    assert "3 of 4 drafts, 12 of 40 tokens used" in console.file.getvalue()
+    assert completion.speculation.ahead_hit_rate == 0.75
+
+
 def test_a_seed_stays_whole_in_a_narrow_terminal() -> None:
     completion = Completion.from_proto(pb.GenerateStart(seed=12345678901234567890), [], pb.GenerateFinish(), 0)
     console = Console(file=StringIO(), width=30)
