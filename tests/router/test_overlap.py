@@ -7,12 +7,12 @@ from betoken.v1.draft_pb2 import DraftedBlock
 from tests.router.conftest import MakeCluster
 
 
-async def outcomes_requested(make_cluster: MakeCluster, mode: int = 0, **settings) -> list[int]:
+async def outcomes_requested(make_cluster: MakeCluster, **settings) -> list[int]:
     """`num_outcomes` of the draft requests of one answer."""
     cluster = await make_cluster(**settings)
     drafter = cluster.drafters[0]
     drafter.requests = []
-    await cluster.generate(max_new_tokens=30, ignore_eos=True, num_draft_tokens=4, mode=mode)
+    await cluster.generate(max_new_tokens=30, ignore_eos=True, num_draft_tokens=4)
     assert drafter.requests
     return [request.num_outcomes for request in drafter.requests]
 
@@ -22,11 +22,8 @@ async def test_a_drafter_is_to_draft_ahead_while_another_draft_may_follow(make_c
     assert (first, last) == (5, 0)
 
 
-@pytest.mark.parametrize(("overlap", "mode"), [("off", 0), ("on", 2)])
-async def test_rounds_are_not_overlapped_by_default_or_if_drafts_choose_tokens(
-    make_cluster: MakeCluster, overlap: str, mode: int
-) -> None:
-    assert not any(await outcomes_requested(make_cluster, mode, overlap=overlap))
+async def test_rounds_are_not_overlapped_by_default(make_cluster: MakeCluster) -> None:
+    assert not any(await outcomes_requested(make_cluster))
 
 
 @pytest.mark.parametrize(
