@@ -12,6 +12,13 @@ from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.sampling import SamplingParams
 from betoken.rpc.fast_wake import FastWake
 
+RULED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((5, 1.5),), "min_new_tokens": 9}
+PARAMS = {
+    1: SamplingParams(temperature=0.0, eos_token_ids=(0,)),
+    2: SamplingParams(temperature=0.9, seed=3, top_p=0.9, eos_token_ids=(0, 1), **RULED),
+    3: SamplingParams(temperature=1.2, seed=4, top_k=3, ignore_eos=True),
+}
+
 
 def request(core, sequence_id, num_tokens, *fields, **named):
     """Request for a draft after all committed ids; an unknown sequence has none."""

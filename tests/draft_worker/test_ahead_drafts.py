@@ -13,8 +13,7 @@ from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import RecordingSink, request
-from tests.draft_worker.test_tree_drafts import PARAMS
+from tests.draft_worker.harness import PARAMS, RecordingSink, request
 from tests.engine.tiny import save_tiny
 
 

@@ -15,17 +15,9 @@ from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, perturbed_top
-from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import RecordingSink, request
+from tests.draft_worker.harness import PARAMS, RecordingSink, request
 from tests.engine.tiny import save_tiny
-
-RULED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((5, 1.5),), "min_new_tokens": 9}
-PARAMS = {
-    1: SamplingParams(temperature=0.0, eos_token_ids=(0,)),
-    2: SamplingParams(temperature=0.9, seed=3, top_p=0.9, eos_token_ids=(0, 1), **RULED),
-    3: SamplingParams(temperature=1.2, seed=4, top_k=3, ignore_eos=True),
-}
 
 
 @pytest.fixture(scope="module")
