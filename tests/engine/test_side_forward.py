@@ -13,6 +13,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.side.forward import SideForward, TargetKeys
+from tests.engine.cuda.harness import FakeRecorder
 from tests.engine.tiny import save_tiny
 
 HEADS, KV_HEADS, SIZE, PAGE = 4, 2, 16, 4
@@ -28,7 +29,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(64, heads * SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS))
 
     def project(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        angles = torch.sin(positions[:, None, None].float() * torch.arange(1, SIZE + 1))
+        angles = torch.sin(positions[:, None, None].float() * torch.arange(1, SIZE + 1, device=positions.device))
         query, key, value = (layer(hidden).unflatten(-1, (-1, SIZE)) for layer in (self.query, self.key, self.value))
         return query + angles.to(query.dtype), key + angles.to(query.dtype), value
 
@@ -47,6 +48,10 @@ def literal(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tenso
     return torch.einsum("rht,thd->rhd", weights, value).flatten(1)
 
 
+def make_inputs(num_rows: int) -> tuple[Tensor]:
+    return (torch.zeros(num_rows, 64),)
+
+
 def side_of(target: Any, layer: Attention) -> SideForward:
     def run(hidden: Tensor, token_ids: Tensor, positions: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         query, key, value = layer.project(hidden, positions)
@@ -56,18 +61,21 @@ def side_of(target: Any, layer: Attention) -> SideForward:
     return side
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled", "references"])
+@pytest.mark.parametrize("mode", ["eager", "compiled", "references", "recorded"])
 def test_rows_of_a_mutual_block_see_each_other_and_no_later_block(
     target: Any, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mode == "references":
+    if mode in ("references", "recorded"):
         monkeypatch.setattr("betoken.engine.side.forward.load_cpu_kernels", lambda cache_dir: None)
+    recorder = FakeRecorder()
     layer, hidden = Attention(), torch.randn(2, 11, 64, generator=torch.Generator().manual_seed(3))
     visible = torch.arange(11)[None, :] <= torch.tensor([0, 1, 2, 3, 4, 8, 8, 8, 8, 10, 10])[:, None]
     expected = [literal(*layer.project(rows, torch.arange(11)), visible) for rows in hidden]
     side = side_of(target, layer)
     if mode == "compiled":
-        side.compile(lambda num_rows: (torch.zeros(num_rows, 64),), tmp_path)
+        side.compile(make_inputs, tmp_path)
+    if mode == "recorded":
+        side.record(make_inputs, 16, 32, recorder)
     assert side.is_compiled == (mode == "compiled")
     pages, found = ([5, 1, 3], [0, 2, 4]), []
     for start, end, num_mutual in ((0, 5, 0), (5, 9, 4), (9, 11, 2)):
@@ -76,6 +84,49 @@ def test_rows_of_a_mutual_block_see_each_other_and_no_later_block(
         (out,) = side(build_batch(segments, PAGE, 64), hidden[:, start:end].flatten(0, 1))
         found.append(out.clone().unflatten(0, (2, -1)))
     torch.testing.assert_close(torch.cat(found, dim=1), torch.stack(expected), rtol=1e-4, atol=1e-5)
+    assert recorder.replayed == [0, 0, 0] * (mode == "recorded")
+
+
+def test_recorded_forwards_have_the_eager_bits_and_longer_batches_run_eagerly(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("betoken.engine.side.forward.load_cpu_kernels", lambda cache_dir: None)
+    layer, recorder, hidden = Attention(), FakeRecorder(), torch.randn(40, 64)
+    eager, recorded = side_of(target, layer), side_of(target, layer)
+    recorded.record(make_inputs, 32, 16, recorder)
+    segments = [Segment([5, 1, 3, 0], 0, [0] * 9, 2), Segment([2, 4], 0, [0] * 3, 1), Segment([7, 6], 0, [0] * 4, 4)]
+    for batch in (build_batch(segments, PAGE, 64), build_batch([Segment([*range(8)], 0, [0] * 20, 1)], PAGE, 64)):
+        (expected,), (out,) = (side(batch, hidden[: batch.num_rows]) for side in (eager, recorded))
+        assert torch.equal(out, expected)
+    assert recorder.replayed == [1]  # 32 rows, then 16; 20 tokens are more than were recorded
+
+
+@pytest.mark.gpu
+def test_a_graph_of_a_draft_layer_has_the_eager_bits(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path, "llama")
+    target = load_runner(EngineConfig(path, device="cuda", num_pages=64, page_size=PAGE, compile="off"))
+    eager, recorded = side_of(target, layer := Attention()), side_of(target, layer)
+    hidden = torch.randn(7, 64, dtype=torch.bfloat16, device="cuda")
+    recorded.record(lambda num_rows: (torch.zeros_like(hidden[:1]).repeat(num_rows, 1),), 16, 16)
+    batch = build_batch([Segment([2, 4], 0, [0] * 3, 1), Segment([7, 6], 0, [0] * 4, 4)], PAGE, 64)
+    (expected,), (out,) = eager(batch, hidden), recorded(batch, hidden)
+    assert recorded._recorded is not None and torch.equal(out, expected)
+
+
+def test_layers_that_cannot_be_recorded_run_eagerly(
+    target: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("betoken.engine.side.forward.load_cpu_kernels", lambda cache_dir: None)
+
+    class Failing:
+        def record(self, call: object) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    side, hidden = side_of(target, Attention()), torch.randn(3, 64)
+    side.record(make_inputs, 16, 32, Failing())
+    assert "not recorded as graphs" in caplog.text and "not permitted" in caplog.text
+    (out,) = side(build_batch([Segment([0], 0, [0] * 3, 3)], PAGE, 8), hidden)
+    assert out.shape == (3, HEADS * SIZE)
 
 
 def test_a_mutual_block_has_the_bits_of_the_same_block_alone(target: Any) -> None:

@@ -58,10 +58,11 @@ class LayerForward:
     def compile(self, cache_dir: Path) -> None:
         """Run as one compiled function from now on, if the CPU kernels are available and it compiles."""
 
-        def make_inputs(num_rows: int) -> Sequence[Tensor]:
-            return (torch.zeros(num_rows, self.shape.hidden_size, dtype=self._parts.dtype),)
+        self._forward.compile(self._make_inputs, cache_dir)
 
-        self._forward.compile(make_inputs, cache_dir)
+    def record(self, max_rows: int, max_length: int) -> None:
+        """Record forwards of up to `max_rows` rows of sequences of up to `max_length` tokens as CUDA graphs."""
+        self._forward.record(self._make_inputs, max_rows, max_length)
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
@@ -78,6 +79,9 @@ class LayerForward:
         """
         scores, fed_back = self._forward(batch, hidden)
         return scores, fed_back
+
+    def _make_inputs(self, num_rows: int) -> Sequence[Tensor]:
+        return (torch.zeros(num_rows, self.shape.hidden_size, dtype=self._parts.dtype, device=self._parts.device),)
 
     def _run(self, hidden: Tensor, token_ids: Tensor, positions: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         """hidden [R, H], token ids [R], positions [R], rows [L] -> scores [L, Vd] float32, fed back [L, H]."""

@@ -22,6 +22,8 @@ from betoken.engine.weights.checkpoint import resolve_directory
 from betoken.kernels.code_folder import user_cache_dir
 
 _PICKLES = ("pytorch_model.bin",)
+_MAX_RECORDED_ROWS = 128
+"""Rows of a draft's pass that run as a CUDA graph: some branches of many sequences; prompts take more, eagerly."""
 
 
 def state_layers(settings: Any, num_layers: int) -> Sequence[int]:
@@ -68,6 +70,8 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
     forward = LayerForward(loaded, parts, table.num_pages, table.page_size, settings.cache_dir)
     if target.is_compiled:
         forward.compile(settings.cache_dir or user_cache_dir())
+    if parts.device.type == "cuda":
+        forward.record(min(_MAX_RECORDED_ROWS, target.max_num_batched_tokens), info.max_context)
     places = {layer: place for place, layer in enumerate(sorted(set(loaded.state_layers)))}
     return EagleDrafter(
         forward,

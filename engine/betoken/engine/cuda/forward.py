@@ -14,7 +14,7 @@ from torch import Tensor
 
 from betoken.engine.batch import Batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
-from betoken.engine.cuda.buckets import choose_bucket, length_bounds
+from betoken.engine.cuda.buckets import choose_bucket, length_bounds, tail_size
 from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
 from betoken.engine.cuda.operators import BatchContext
@@ -28,12 +28,6 @@ from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
-
-_PATH_SLOTS_PER_ROW = 16
-"""Slots of tree paths a graph has room for, for each of its rows; a batch with more runs eagerly."""
-
-_MAX_GRAPH_PAGES = 1 << 20
-"""Most page ids a graph has room for: 4 MB of them on the device; a batch with more runs eagerly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +132,8 @@ class CudaForward:
         shared = [torch.empty_like(result) for result in self.run_padding(sizes[-1])]
         for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
             progress(len(buckets) / len(sizes))
-            # The sequences' pages: sequences that begin alike share some, and each names them all.
-            num_pages = min(size * -(-self._lengths[-1] // self._pool.page_size), _MAX_GRAPH_PAGES)
-            tail_size = num_pages + 1 + _PATH_SLOTS_PER_ROW * size
-            inputs = StepInputs(size, size, tail_size, self._scratch_page, self._device)
+            num_places = tail_size(size, self._lengths[-1], self._pool.page_size)
+            inputs = StepInputs(size, size, num_places, self._scratch_page, self._device)
             results = tuple(result[:size] for result in shared)
             replays = {n: recorder.record(self._writing(inputs, n, results)) for n in reversed(self._lengths)}
             buckets[size] = _Bucket(inputs, results, replays)

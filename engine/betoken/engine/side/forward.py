@@ -20,10 +20,12 @@ from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, TensorCall
 from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.forward import CpuContext
+from betoken.engine.cuda.graphs import GraphRecorder, Recorder
 from betoken.engine.cuda.step_inputs import StepInputs
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
+from betoken.engine.side.recorded import RecordedCalls
 from betoken.engine.staging import to_device
 from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.attention import attention
@@ -75,6 +77,7 @@ class SideForward:
         self._context: AttentionContext = CpuContext()
         self._target_rows: PagedRows | None = None
         self._call: Callable[..., tuple[Tensor, ...]] = self._eager
+        self._recorded: RecordedCalls | None = None
         self.is_compiled = False
         """Whether it runs as one compiled function."""
 
@@ -102,6 +105,33 @@ class SideForward:
         except Exception as error:  # tracer and compiler raise many types; an eager layer is always correct
             _LOG.warning("the draft layer runs eagerly, which is slower: %s", error)
 
+    def record(
+        self,
+        make_inputs: Callable[[int], Sequence[Tensor]],
+        max_rows: int,
+        max_length: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Record forwards of up to `max_rows` rows as CUDA graphs, if the device takes them; others stay eager, as do
+        layers that read the target's keys.
+
+        Args:
+            make_inputs: number of rows -> inputs of padding rows, on the device.
+            max_length: tokens of the longest sequence.
+            recorder: None = of the current device.
+        """
+
+        def make_step(num_rows: int, tail_size: int) -> StepInputs:
+            return StepInputs(num_rows, num_rows, tail_size, self._scratch_page, self._parts.device)
+
+        recorded = RecordedCalls(max_rows, max_length)
+        try:
+            page_size = self._pool.page_size
+            recorded.record(self._run_step, make_inputs, make_step, page_size, recorder or GraphRecorder())
+            self._recorded = recorded
+        except RuntimeError as error:  # too little memory, or CUDA's complaint about what cannot be recorded
+            _LOG.warning("the draft layer is not recorded as graphs, which is slower: %s", error)
+
     @torch.inference_mode()
     def __call__(self, batch: Batch, *inputs: Tensor, target: Sequence[TargetKeys] = ()) -> tuple[Tensor, ...]:
         """Write the KV of the batch's rows, each with its inputs, and return what `run` gives for rows with logits.
@@ -109,6 +139,8 @@ class SideForward:
         Args:
             target: of each segment, if the layers read the target's keys.
         """
+        if self._recorded is not None and not target and (found := self._recorded.replay(batch, inputs)) is not None:
+            return found
         self._target_rows = self._rows_of(batch, target) if target else None
         results = self._call(*inputs, *self._begin(batch))
         return tuple(result[: len(batch.logit_rows)] for result in results)
@@ -135,6 +167,12 @@ class SideForward:
         self._context = PagedContext(self._pool, inputs.make_rows(max(batch.positions) + 1))
         token_ids, positions, rows = inputs.model_arguments()
         return token_ids[0], positions[0], rows
+
+    def _run_step(self, step: StepInputs, max_length: int, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The layers over a step with dispatched ops."""
+        self._context = PagedContext(self._pool, step.make_rows(max_length))
+        token_ids, positions, rows = step.model_arguments()
+        return self._eager(*inputs, token_ids[0], positions[0], rows)
 
     def _rows_of(self, batch: Batch, target: Sequence[TargetKeys]) -> PagedRows:
         """The batch's rows as readers of the target's cache."""
