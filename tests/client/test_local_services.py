@@ -140,7 +140,7 @@ def test_progress_is_reported_once_per_change(fake_modules: Path) -> None:
 
     def note(name: str, progress: Progress) -> None:
         reported.append((name, progress))
-        if progress.stage == "warming up":
+        if (name, progress.stage) == ("verify", "warming up"):
             (fake_modules / "go").touch()
 
     config = LocalServicesConfig("t", drafters=(), log_directory=fake_modules, verify_options=["--held"])
