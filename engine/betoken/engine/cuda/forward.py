@@ -5,7 +5,6 @@ Graph or eager, whatever the bucket: a row has the same bits. It knows tensors a
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from torch import Tensor
 
 from betoken.engine.batch import Batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
-from betoken.engine.cuda.buckets import choose_bucket, length_bounds, tail_size
+from betoken.engine.cuda.buckets import choose_bucket, length_bounds
 from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
 from betoken.engine.cuda.operators import BatchContext
+from betoken.engine.cuda.recorded import RecordedForwards
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
@@ -28,16 +28,6 @@ from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """The recorded forwards of one number of rows."""
-
-    inputs: StepInputs
-    results: tuple[Tensor, ...]  # logits [B, V] and features, if any, written by every replay
-    replays: dict[int, Callable[[], None]]
-    """By the bound on the longest sequence."""
 
 
 class CudaForward:
@@ -64,7 +54,7 @@ class CudaForward:
         self._context = BatchContext()
         self.step = StepContext()
         self._lengths = length_bounds(max_context)
-        self._buckets: dict[int, _Bucket] = {}
+        self._recorded: RecordedForwards | None = None
         self.use_pool(pool)
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -83,19 +73,14 @@ class CudaForward:
         """Keep keys and values there from now on; forgets what was recorded over another pool."""
         self._pool = self.parts.pool = pool
         self._scratch_page = pool.num_pages - 1
-        self._buckets = {}
+        self._recorded = None
 
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
-        size = choose_bucket(list(self._buckets), batch.num_rows)
         length = choose_bucket(self._lengths, max(batch.positions) + 1)
         assert length is not None, "the runner refuses positions beyond max_context"
-        bucket = None if size is None else self._buckets[size]
-        if bucket is not None and bucket.inputs.fits(batch):
-            bucket.inputs.fill(batch)
-            bucket.replays[length]()
-            results = bucket.results
-        else:
+        results = None if self._recorded is None else self._recorded.replay(batch)
+        if results is None:
             results = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
         return StepOutput.of(results, len(batch.logit_rows), batch.num_rows)
 
@@ -124,27 +109,12 @@ class CudaForward:
         """A forward of padding rows alone, all with logits [num_rows, V]; it takes the memory of the longest."""
         return self._run(StepInputs(num_rows, num_rows, 1, self._scratch_page, self._device), self._lengths[-1])
 
-    @torch.inference_mode()
     def record(self, sizes: Sequence[int], recorder: Recorder, progress: Callable[[float], None]) -> None:
         """Record forwards for each number of rows, given in ascending order; `progress` gets the fraction done."""
-        buckets: dict[int, _Bucket] = {}
-        # One for all: what a step yields is read before the next.
-        shared = [torch.empty_like(result) for result in self.run_padding(sizes[-1])]
-        for size in reversed(sizes):  # the memory of a larger recording serves the smaller ones
-            progress(len(buckets) / len(sizes))
-            num_places = tail_size(size, self._lengths[-1], self._pool.page_size)
-            inputs = StepInputs(size, size, num_places, self._scratch_page, self._device)
-            results = tuple(result[:size] for result in shared)
-            replays = {n: recorder.record(self._writing(inputs, n, results)) for n in reversed(self._lengths)}
-            buckets[size] = _Bucket(inputs, results, replays)
-        self._buckets = dict(sorted(buckets.items()))
-
-    def _writing(self, inputs: StepInputs, length: int, results: Sequence[Tensor]) -> Callable[[], None]:
-        def write() -> None:
-            for kept, result in zip(results, self._run(inputs, length), strict=True):
-                kept.copy_(result)
-
-        return write
+        recorded = RecordedForwards(sizes, self._lengths)
+        places = (self._scratch_page, self._pool.page_size, self._device)
+        recorded.record(lambda step, length, _: self._run(step, length), *places, recorder, progress=progress)
+        self._recorded = recorded
 
     def _run(self, inputs: StepInputs, length: int) -> tuple[Tensor, ...]:
         self._context.paged = PagedContext(self._pool, inputs.make_rows(length))

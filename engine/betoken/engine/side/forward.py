@@ -20,12 +20,13 @@ from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, TensorCall
 from betoken.engine.cpu.compiled import compile_call
 from betoken.engine.cpu.forward import CpuContext
+from betoken.engine.cuda.buckets import bucket_sizes, length_bounds
 from betoken.engine.cuda.graphs import GraphRecorder, Recorder
+from betoken.engine.cuda.recorded import RecordedForwards
 from betoken.engine.cuda.step_inputs import StepInputs
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.paged_context import PagedContext
 from betoken.engine.parts import ModelParts
-from betoken.engine.side.recorded import RecordedCalls
 from betoken.engine.staging import to_device
 from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.attention import attention
@@ -77,7 +78,7 @@ class SideForward:
         self._context: AttentionContext = CpuContext()
         self._target_rows: PagedRows | None = None
         self._call: Callable[..., tuple[Tensor, ...]] = self._eager
-        self._recorded: RecordedCalls | None = None
+        self._recorded: RecordedForwards | None = None
         self.is_compiled = False
         """Whether it runs as one compiled function."""
 
@@ -121,13 +122,10 @@ class SideForward:
             recorder: None = of the current device.
         """
 
-        def make_step(num_rows: int, tail_size: int) -> StepInputs:
-            return StepInputs(num_rows, num_rows, tail_size, self._scratch_page, self._parts.device)
-
-        recorded = RecordedCalls(max_rows, max_length)
+        recorded = RecordedForwards(bucket_sizes(max_rows), length_bounds(max_length))
+        places = (self._scratch_page, self._pool.page_size, self._parts.device)
         try:
-            page_size = self._pool.page_size
-            recorded.record(self._run_step, make_inputs, make_step, page_size, recorder or GraphRecorder())
+            recorded.record(self._run_step, *places, recorder or GraphRecorder(), make_inputs)
             self._recorded = recorded
         except RuntimeError as error:  # too little memory, or CUDA's complaint about what cannot be recorded
             _LOG.warning("the draft layer is not recorded as graphs, which is slower: %s", error)
@@ -140,7 +138,7 @@ class SideForward:
             target: of each segment, if the layers read the target's keys.
         """
         if self._recorded is not None and not target and (found := self._recorded.replay(batch, inputs)) is not None:
-            return found
+            return tuple(result[: len(batch.logit_rows)].clone() for result in found)
         self._target_rows = self._rows_of(batch, target) if target else None
         results = self._call(*inputs, *self._begin(batch))
         return tuple(result[: len(batch.logit_rows)] for result in results)

@@ -1,7 +1,7 @@
 """The blocks of GGUF types whose codes are indices into a grid: IQ1, IQ2 and IQ3.
 
 A grid lists the vectors of 4 or 8 levels that ggml allows. They are expanded into one code for each weight, of 3 or 4
-bits; scales keep their bits. Source: ggml-quants.c (`dequantize_row_iq*`); the grids are those of its package `gguf`.
+bits; scales keep their bits. Source: ggml-quants.c (`dequantize_row_iq*`); the package `gguf` holds the grids.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def _iq3_s(blocks: Tensor) -> _Parts:
 
 
 def _iq1_s(blocks: Tensor) -> _Parts:
-    """Signs are those of a number that is added to every level: an eighth."""
+    """An eighth is added to every level; the signs belong to it."""
     words = _words(blocks[..., 34:], 2)
     vectors = blocks[..., 2:34].flatten(1).int() | _fields(words, _THREES, 7).int() << 8
     signs = (255 * (1 - (words >> 15))).to(torch.uint8).repeat_interleave(4, dim=1)
