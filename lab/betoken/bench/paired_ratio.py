@@ -37,12 +37,18 @@ class PairedRatio:
 
     @property
     def verdict(self) -> Verdict:
-        """Decided if the whole interval is on one side of 1 - MARGIN and there are at least MIN_PAIRS."""
-        if self.num_pairs < MIN_PAIRS:
+        """The decision on 1 - MARGIN."""
+        is_within = self.is_at_least(1 - MARGIN)
+        if is_within is None:
             return Verdict.UNDECIDED
-        if self.low >= 1 - MARGIN:
-            return Verdict.WITHIN
-        return Verdict.NOT_WITHIN if self.high < 1 - MARGIN else Verdict.UNDECIDED
+        return Verdict.WITHIN if is_within else Verdict.NOT_WITHIN
+
+    def is_at_least(self, bound: float) -> bool | None:
+        """Return whether the ratio reaches `bound`; None unless the whole interval is on one side of it and there are
+        at least MIN_PAIRS."""
+        if self.num_pairs < MIN_PAIRS or self.low < bound <= self.high:
+            return None
+        return self.low >= bound
 
 
 def best_by_median(speeds: Mapping[str, Sequence[float]]) -> str:
