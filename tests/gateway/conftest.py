@@ -58,8 +58,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, CHAT_TEMPLATE, "test")
 
 
-@pytest.fixture
-async def make_gate(tokenizer: Tokenizer) -> AsyncIterator[MakeGate]:
+@asynccontextmanager
+async def making_gates(tokenizer: Tokenizer) -> AsyncIterator[MakeGate]:
     """Makes gateways over separate clusters; `gateway` holds the gateway's settings, the rest the cluster's."""
     async with AsyncExitStack() as stack:
 
@@ -71,26 +71,13 @@ async def make_gate(tokenizer: Tokenizer) -> AsyncIterator[MakeGate]:
 
 
 @pytest.fixture
-async def gate(make_gate: MakeGate) -> Gate:
-    """One with a verify and a draft worker."""
-    return await make_gate()
+async def make_gate(tokenizer: Tokenizer) -> AsyncIterator[MakeGate]:
+    """Makes gateways in the test's event loop."""
+    async with making_gates(tokenizer) as make:
+        yield make
 
 
 @pytest.fixture
-async def page(make_gate: MakeGate) -> AsyncIterator[Any]:
-    """A page that fails the test which makes it complain or ask elsewhere; it is closed before its gateway is."""
-    playwright = pytest.importorskip("playwright.async_api")
-    from tests.gateway.browser import CHROMIUM, FLAGS, is_fault
-
-    if CHROMIUM is None:
-        pytest.skip("needs Debian's chromium")
-    faults: list[str] = []
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        opened = await browser.new_page(viewport={"width": 1280, "height": 900})
-        opened.on("console", lambda message: faults.append(message.text) if is_fault(message) else None)
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("request", lambda request: "//127.0.0.1:" in request.url or faults.append(request.url))
-        yield opened
-        await browser.close()
-    assert not faults
+async def gate(make_gate: MakeGate) -> Gate:
+    """One with a verify and a draft worker."""
+    return await make_gate()

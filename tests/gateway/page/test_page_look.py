@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from betoken.gateway.pages import FOLDER
-from tests.gateway.browser import answered, ask, saying, texts, visit
 from tests.gateway.conftest import Gate, MakeGate
+from tests.gateway.page.browser import answered, ask, saying, texts, visit
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIN_FIELD_PX = 110
 ATTACKS = [
     "<script>window.attacked = 1</script>",

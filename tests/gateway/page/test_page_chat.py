@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.gateway.browser import answered, ask, fill, prompts, saying, send, talkative, texts, visit
 from tests.gateway.conftest import Gate, MakeGate
+from tests.gateway.page.browser import answered, ask, fill, prompts, saying, send, talkative, texts, visit
 from tests.gateway.tools import OPEN_WEATHER, SPECIAL, TEMPLATES, WRITTEN
 from tests.router.harness import CHAT_TEMPLATE, Tokenizer, byte_tokenizer_json
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +24,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(byte_tokenizer_json(), config, getattr(request, "param", CHAT_TEMPLATE), "test")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def slow(make_gate: MakeGate, tokenizer: Any) -> AsyncIterator[Gate]:
     """A gateway whose answers can be stopped."""
     yield await make_gate(model=talkative(tokenizer), step_s=0.02)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from betoken.v1.types_pb2 import Constraint
-from tests.gateway.browser import answered, ask, fill, send, talkative, visit
 from tests.gateway.conftest import Gate, MakeGate
+from tests.gateway.page.browser import answered, ask, fill, send, talkative, visit
+from tests.products import covering
 
 axe = pytest.importorskip("axe_playwright_python.async_playwright")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_an_answer_streams_in_colours_with_lanes_and_numbers(
@@ -121,8 +123,7 @@ async def test_a_refusal_is_reported(page: Any, gate: Gate) -> None:
     assert "top_p" in await page.text_content("#fault")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize(("theme", "width"), covering(["light", "dark"], [1280, 360], strength=1))
 async def test_it_is_usable_without_sight_or_in_the_dark_or_on_a_phone(
     page: Any, gate: Gate, theme: str, width: int
 ) -> None:
