@@ -1,7 +1,8 @@
 """Services forked from a process that has imported their modules, which takes most of the seconds of a start.
 
-`ForkedPopen` replaces `subprocess.Popen`. The commands of `LocalServices` and of the transformers baseline become
-children of this process as if executed: with their own session, streams, arguments, environment and working directory.
+`ForkedPopen` replaces `subprocess.Popen`. Services, started directly or by `LocalServices`, and the baseline of
+transformers become children of this process as if executed: with their own session, streams, arguments, environment and
+directory.
 Other commands are executed, and so are those whose environment differs in a variable that imports may read.
 """
 
@@ -78,10 +79,12 @@ class ForkedPopen(subprocess.Popen):
         start = super()._execute_child  # type: ignore[misc]
         given = inspect.signature(start).bind(*arguments).arguments
         match given["args"]:
-            case [sys.executable, "-m", "betoken.cli.child", service, *_] if service in (*SERVICES, ROUTER):
-                is_forked = True
-            case command:
-                is_forked = command == [sys.executable, "-m", BASELINE]
+            case [sys.executable, "-m", "betoken.cli.child", service, *_]:
+                is_forked = service in (*SERVICES, ROUTER)
+            case [sys.executable, "-m", module, *_]:
+                is_forked = module in (*SERVICES, BASELINE)
+            case _:
+                is_forked = False
         environment = dict(os.environ if given["env"] is None else given["env"])
         request = {"command": given["args"], "environment": environment, "is_leader": given["start_new_session"]}
         pipes = (given["p2cread"], given["c2pwrite"], given["errwrite"])

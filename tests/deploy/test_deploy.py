@@ -341,6 +341,7 @@ def test_the_services_that_compose_describes_answer(tmp_path):
                 module, environment = services[name]
                 environment = image_environment() | environment | {"BETOKEN_PORT": "0"}
                 environment["BETOKEN_READY_FILE"] = str(tmp_path / name)
+                environment["BETOKEN_COMPILE"] = "off"  # compiling takes most of a start; other tests do it
                 del environment["HF_HOME"]
                 for key, value in environment.items():
                     value = value.replace("/models/", f"{ROOT}/models/")

@@ -1,7 +1,7 @@
 """Real services for the end-to-end tests, started once per session."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,6 +15,14 @@ from tests.e2e.router_constants import constants, taken
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pair import Pair, find_or_make_pair  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread for the forwards of each service: threads of several services would wait for each other's cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BETOKEN_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +48,8 @@ async def stack(pair: Pair) -> AsyncIterator[Stack]:
         pair.target,
         pair.draft,
         compile="off",
-        draft_options=("--worker-id", "e2e-draft"),
+        verify_options=("--threads", "1"),
+        draft_options=("--worker-id", "e2e-draft", "--threads", "1"),
         router_options=(*constants(max_probe_pause_s=1.0, max_draft_failures=1000), *PATIENCE),
     )
     async with AsyncExitStack() as exits:

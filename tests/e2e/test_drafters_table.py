@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from betoken.bench import drafters_runner
 from betoken.bench.baseline import BASELINE_NAMES
 from betoken.bench.drafters import main
 from betoken.bench.drafters_options import parse_options
@@ -49,6 +50,7 @@ async def test_the_drafter_table_does_not_measure_a_finished_piece_again(
 def test_the_drafter_table_command_measures_two_workers_and_transformers(
     pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(drafters_runner, "TRIAL_TOKENS", 4)  # by which the threads of transformers are chosen
     for name in ("BETOKEN_DRAFT_TIMEOUT_S", "BETOKEN_FIRST_DRAFT_TIMEOUT_S"):
         monkeypatch.setenv(name, "60")  # drafters that pause are waited for
     sides = ["ngram", "ngram/max_branches=1", "early_exit/--early-exit-layers=1"]

@@ -28,7 +28,19 @@ def main() -> None:
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what pytest and the tests print is for the parent's complaint, should there be one
     # The parent has selected already: no marker expression of the project's own.
-    options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    options = [
+        "-o",
+        "addopts=",
+        "-q",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:langsmith_plugin",
+        "-p",
+        "no:schemathesis",
+    ]
+    options += ["--timeout=240"]  # less than the parent's, which waits for the report of a test that hangs
     for line in sys.stdin:
         pytest.main([*options, f"@{line.rstrip()}"], plugins=[Reporter(stream)])
         stream.write("null\n")
