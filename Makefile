@@ -16,7 +16,7 @@ NUMERIC_TESTS := $(addprefix tests/engine/,cuda/test_forward.py cuda/test_groupe
 	native noise perturbed rejection sample short_conv state_conv tree_attention typical)
 PROTOS := $(wildcard protos/betoken/v1/*.proto)
 
-.PHONY: demo chat test test-avx2 lint type proto proto-check docs package bench up clean
+.PHONY: demo chat test test-all test-avx2 lint type proto proto-check docs package bench up clean
 
 # An older Python is refused here: pip would say that there is no such torch, and .venv would keep that Python.
 OLD_PYTHON = "$(PYTHON) is %d.%d, and 3.11 or newer is needed: name it, as in make demo PYTHON=python3.12"
@@ -37,6 +37,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+
+# Also the combinations that `make test` leaves out: hours.
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m 'not gpu'
 
 # Numeric tests as a processor without AVX512 and AMX runs them: our kernels, torch, oneDNN and MKL are limited to AVX2.
 test-avx2: $(VENV)/.installed-dev

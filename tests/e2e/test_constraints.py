@@ -9,13 +9,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+import pytest_asyncio
 
-from betoken.client import AsyncClient, Completion, InvalidArgumentError, VerificationMode
+from betoken.client import AsyncClient, Completion, InvalidArgumentError
 from betoken.verify_worker import core
 from betoken.verify_worker.verify import verify_step
 from tests.e2e.in_process import save_pair, services
 from tests.e2e.schemas import CALL, EVENT, PERSON
+from tests.products import covering
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PLAIN = {"off": True}
 CELLS: dict[str, dict[str, Any]] = {
     "model": {"drafter": "model", "num_draft_tokens": 4},
@@ -33,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(folder: Path) -> AsyncIterator[AsyncClient]:
     async with services(folder, verify_options={"attached_drafters": ("grammar",)}) as client:
         yield client
@@ -44,11 +47,8 @@ async def answer(client: AsyncClient, schema: Any, **options: Any) -> Completion
     return await client.complete(PROMPT, constraint={"json_schema": schema}, timeout_s=120, **options)
 
 
-@pytest.mark.parametrize("mode", [VerificationMode.REJECTION, VerificationMode.TYPICAL])
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
-async def test_constrained_answers_of_other_modes_are_valid_too(
-    client: AsyncClient, mode: VerificationMode, drafter: str
-) -> None:
+@pytest.mark.parametrize(("mode", "drafter"), covering(["rejection", "typical"], ["model", "ngram"], strength=1))
+async def test_constrained_answers_of_other_modes_are_valid_too(client: AsyncClient, mode: str, drafter: str) -> None:
     options: dict[str, Any] = {"mode": mode, "drafter": drafter, "num_draft_tokens": 4, "temperature": 1.0}
     completions = await asyncio.gather(*(answer(client, PERSON, seed=seed, **options) for seed in range(8)))
     complete = [each for each in completions if each.finish_reason == "stop"]
@@ -182,10 +182,11 @@ async def test_failover_changes_no_constrained_answer(folder: Path, monkeypatch:
             assert lost.speculation.num_failovers > 0
 
 
-@pytest.mark.parametrize("mode", [None, VerificationMode.REJECTION, VerificationMode.TYPICAL])
-@pytest.mark.parametrize("num_draft_tokens", [None, 1, 3, 16])
+@pytest.mark.parametrize(
+    ("mode", "num_draft_tokens"), covering([None, "rejection", "typical"], [None, 1, 3, 16], strength=1)
+)
 async def test_every_forced_token_is_accepted(
-    client: AsyncClient, mode: VerificationMode | None, num_draft_tokens: int | None
+    client: AsyncClient, mode: str | None, num_draft_tokens: int | None
 ) -> None:
     """Alone they fill a good part of an answer, whatever the logits are, and need no forward."""
     options: dict[str, Any] = {"temperature": 1.0, "num_draft_tokens": num_draft_tokens, "mode": mode}

@@ -1,7 +1,9 @@
 """An EAGLE-3 layer attached to the verify worker, over real services: the plain tokens in fewer forwards."""
 
 import asyncio
+import itertools
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from scipy import stats
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
+from betoken.drafters.fused import drafter as fused
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
 from tests.e2e.attached import save_eagle3
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
@@ -46,12 +49,13 @@ async def test_eagle3_trees_and_chains_give_the_plain_tokens(tmp_path: Path, dty
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         assert "eagle3" in (await client.model_info()).drafters
         num_accepted = 0
+        shapes = SHAPES if dtype == "float32" else SHAPES[::2]
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
-                plain = reported(await answers(client, Speculation(off=True), temperature, prompts, max_new_tokens=36))
-                for num_draft_tokens, branches in SHAPES[: 2 if len(prompts) == 1 else None]:
+                plain = reported(await answers(client, Speculation(off=True), temperature, prompts, max_new_tokens=28))
+                for num_draft_tokens, branches in shapes[: 1 if len(prompts) == 1 else None]:
                     speculation = Speculation("eagle3", {"max_branches": branches}, num_draft_tokens)
-                    drafted = await answers(client, speculation, temperature, prompts, max_new_tokens=36)
+                    drafted = await answers(client, speculation, temperature, prompts, max_new_tokens=28)
                     assert reported(drafted) == plain, (temperature, num_draft_tokens, branches)
                     assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
                     tokens = [token for one in drafted for token in one.tokens if token.source]
@@ -79,7 +83,7 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
 async def test_modes_with_eagle3_repeat_whatever_is_cached(tmp_path: Path) -> None:
     """The layer's state of a text does not depend on the content of the worker's pages."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
-        prompts = [prompt * 3 for prompt in PROMPTS]
+        prompts = [prompt * 3 for prompt in PROMPTS[:4]]
         greedy = reported(await answers(client, Speculation(off=True), 0.0, prompts))
         for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
             speculation = Speculation("eagle3", mode=mode, num_draft_tokens=4)
@@ -120,10 +124,8 @@ async def sampled(client: AsyncClient, count: int, speculation: Speculation) -> 
 async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
     verify = save_all(tmp_path)
     async with running(tmp_path, {"drafters": ("model",)}, verify, other_verify_options=[{}]) as stack:
-        for temperature in (0.0, 0.8):
-            plain = reported(await answers(stack.client, Speculation(off=True), temperature, max_new_tokens=120))
-            speculation = Speculation("eagle3", num_draft_tokens=4)
-            assert reported(await answers(stack.client, speculation, temperature, max_new_tokens=120)) == plain
+        plain = reported(await answers(stack.client, Speculation(off=True), 0.8, max_new_tokens=120))
+        speculation = Speculation("eagle3", num_draft_tokens=4)
         stack.verify_hold.after(20)  # of five tokens at most: no answer is over
         waiting = asyncio.ensure_future(answers(stack.client, speculation, 0.8, max_new_tokens=120))
         await stack.verify_hold.reached()
@@ -135,7 +137,11 @@ async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path:
         assert "eagle3" in tokens
 
 
-async def test_fused_chooses_eagle3_among_attached_sources_and_gives_the_plain_tokens(tmp_path: Path) -> None:
+async def test_fused_chooses_eagle3_among_attached_sources_and_gives_the_plain_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(step=1000)  # a clock by which every draft takes equally long, on a loaded machine too
+    monkeypatch.setattr(fused, "FusedDrafter", partial(fused.FusedDrafter, clock_ns=lambda: next(ticks)))
     verify = save_all(tmp_path, "fused", "eagle3", "ngram")
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         chosen: Counter[str | None] = Counter()
@@ -145,12 +151,6 @@ async def test_fused_chooses_eagle3_among_attached_sources_and_gives_the_plain_t
                 drafted = await answers(client, Speculation("fused", num_draft_tokens=num_draft_tokens), temperature)
                 assert reported(drafted) == plain, (temperature, num_draft_tokens)
                 chosen.update(token.source for one in drafted for token in one.tokens if token.source)
-        for _ in range(20):  # who drafts is a matter of measured times; each is tried now and then
-            if chosen["eagle3"]:
-                break
-            drafted = await answers(client, Speculation("fused", num_draft_tokens=4), 0.8)
-            assert reported(drafted) == plain
-            chosen.update(token.source for one in drafted for token in one.tokens if token.source)
         assert chosen["eagle3"] and set(chosen) <= {"eagle3", "ngram"}
         typical = Speculation("fused", num_draft_tokens=4, mode=VerificationMode.TYPICAL)
         steered = await answers(client, typical, 0.8)

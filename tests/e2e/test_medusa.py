@@ -25,7 +25,7 @@ TREES: list[tuple[dict[str, str], tuple[int | None, ...]]] = [
 
 
 async def answers(
-    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str], num_tokens: int = 40
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str], num_tokens: int = 32
 ) -> list[Completion]:
     """All prompts at once."""
     sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=num_tokens, ignore_eos=True, logprobs=2)
@@ -52,8 +52,8 @@ async def test_medusa_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pag
         for temperature in (0.0, 0.8):
             for prompts in (PROMPTS[:1], PROMPTS):
                 plain = reported(await answers(client, Speculation(off=True), temperature, prompts))
-                is_widest = len(prompts) > 1 and dtype == "float32"
-                for settings, lengths in TREES:
+                is_widest = len(prompts) > 1 and dtype == "float32" and temperature > 0
+                for settings, lengths in TREES[: 2 if len(prompts) == 1 else None]:
                     for num_draft_tokens in lengths if is_widest else lengths[:1]:
                         speculation = Speculation("medusa", settings, num_draft_tokens)
                         drafted = await answers(client, speculation, temperature, prompts)

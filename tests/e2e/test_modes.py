@@ -12,6 +12,7 @@ from scipy import stats
 from betoken.bench.stack import Stack
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from tests.e2e.in_process import save_pair, services
+from tests.products import covering
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 OTHER_MODES = (VerificationMode.REJECTION, VerificationMode.TYPICAL)
@@ -53,8 +54,7 @@ async def repeating_prompt(client: AsyncClient) -> list[int]:
     raise AssertionError("none of the eight likely ids repeats itself")
 
 
-@pytest.mark.parametrize("mode", OTHER_MODES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("mode", "drafter"), covering(OTHER_MODES, DRAFTERS, strength=1))
 async def test_answers_of_a_mode_repeat_next_to_streams_of_all_modes(
     client: AsyncClient, mode: VerificationMode, drafter: str
 ) -> None:

@@ -14,6 +14,7 @@ from betoken.client import AsyncClient, Completion
 from tests.e2e.in_process import running, save_pair, until_all_pages_are_free
 from tests.e2e.pair import Pair
 from tests.e2e.router_constants import constants, taken
+from tests.products import covering, slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT_IDS = [5, 6, 7, 5, 6]
@@ -26,24 +27,23 @@ async def answers(client: AsyncClient, temperature: float, **how) -> list[Comple
     return await asyncio.gather(*requests)
 
 
-@pytest.mark.parametrize("num_outcomes", [1, 2, 3])
-async def test_tokens_are_the_same_with_overlapped_rounds(tmp_path, num_outcomes: int) -> None:
+@pytest.mark.parametrize(("num_outcomes", "temperature"), covering([1, 2, 3], [0.0, 0.8], strength=1))
+async def test_tokens_are_the_same_with_overlapped_rounds(tmp_path, num_outcomes: int, temperature: float) -> None:
     save_pair(tmp_path)
     options = {"overlap": "on", "overlap_outcomes": num_outcomes}
     async with running(tmp_path, router_options=options) as services:
         assert (await services.client.model_info()).num_overlap_outcomes == num_outcomes
-        for temperature in (0.0, 0.8):
-            expected = await answers(services.client, temperature, off=True)
-            for drafter in ("model", "fused", "ngram"):
-                given = await answers(services.client, temperature, drafter=drafter, num_draft_tokens=3)
-                assert [one.output_ids for one in given] == [one.output_ids for one in expected]
-                stats = [one.speculation for one in given]
-                num_used = sum(one.num_used_ahead_tokens for one in stats)
-                if drafter == "model":
-                    assert all(one.num_ahead_hits + one.num_ahead_misses for one in stats)
-                    assert sum(one.num_ahead_hits for one in stats) <= num_used
-                    assert num_used <= sum(one.num_ahead_tokens for one in stats)
-                assert drafter != "ngram" or not num_used
+        expected = await answers(services.client, temperature, off=True)
+        for drafter in ("model", "fused", "ngram"):
+            given = await answers(services.client, temperature, drafter=drafter, num_draft_tokens=3)
+            assert [one.output_ids for one in given] == [one.output_ids for one in expected]
+            stats = [one.speculation for one in given]
+            num_used = sum(one.num_used_ahead_tokens for one in stats)
+            if drafter == "model":
+                assert all(one.num_ahead_hits + one.num_ahead_misses for one in stats)
+                assert sum(one.num_ahead_hits for one in stats) <= num_used
+                assert num_used <= sum(one.num_ahead_tokens for one in stats)
+            assert drafter != "ngram" or not num_used
         await until_all_pages_are_free(services.client)
 
 
@@ -65,7 +65,7 @@ async def stack(pair: Pair) -> AsyncIterator[Stack]:
         yield running_stack
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.8, *slow(0.0)])
 async def test_tokens_are_the_same_if_an_overlapped_draft_worker_is_killed(
     stack: Stack, prompts: list[str], temperature: float
 ) -> None:

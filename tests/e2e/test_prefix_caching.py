@@ -7,6 +7,7 @@ import pytest
 
 from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.e2e.in_process import save_pair, services, until_all_pages_are_free
+from tests.products import covering
 
 TURNS = ["The first question, long enough for some pages. ", " And the next one? ", " The last."]
 PAGE_SIZE = 16
@@ -20,15 +21,13 @@ async def conversation(client: AsyncClient, drafter: str | None, temperature: fl
     for turn in TURNS:
         prompt_ids += await client.tokenize(turn)
         speculation = Speculation(drafter=drafter) if drafter else Speculation(off=True)
-        sampling = Sampling(temperature=temperature, seed=7, max_new_tokens=24, ignore_eos=True, logprobs=2)
+        sampling = Sampling(temperature=temperature, seed=7, max_new_tokens=16, ignore_eos=True, logprobs=2)
         answers.append(await client.complete(prompt_ids, sampling=sampling, speculation=speculation))
         prompt_ids += answers[-1].output_ids
     return answers
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("qwen3_5", "float32"), ("qwen3_5", "bfloat16")]
-)
+@pytest.mark.parametrize(("family", "dtype"), covering(["llama", "qwen3_5"], ["float32", "bfloat16"], strength=1))
 async def test_conversations_are_the_same_with_and_without_prefix_caching(
     tmp_path: Path, family: str, dtype: str
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.in_process import running, save_pair
 from tests.gateway.conftest import running_gateway
 from tests.gateway.tools import HERMES, SCHEMA, WEATHER
+from tests.products import slow
 
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 LLAMA = HERMES.replace("<tool_call>", "<|python_tag|>")
@@ -53,9 +54,9 @@ async def test_required_and_named_calls_are_made_whatever_the_model_is(client: o
         assert made
         return made
 
-    free = await asyncio.gather(*(calls(seed, tool_choice="required") for seed in range(8)))
+    free = await asyncio.gather(*(calls(seed, tool_choice="required") for seed in range(4)))
     assert {name for made in free for name, _ in made} <= {"weather", "now"}
-    one = await asyncio.gather(*(calls(seed, tool_choice="required", parallel_tool_calls=False) for seed in range(8)))
+    one = await asyncio.gather(*(calls(seed, tool_choice="required", parallel_tool_calls=False) for seed in range(4)))
     assert all(len(made) == 1 for made in one)
     named: Any = {"type": "function", "function": {"name": "weather"}}
     for name in ("now", "weather"):
@@ -106,6 +107,7 @@ class Weather(pydantic.BaseModel):
     days: int = pydantic.Field(ge=1, le=9)
 
 
+@pytest.mark.parametrize("template", [HERMES, *slow(MISTRAL, LLAMA)], indirect=True)
 async def test_pydantic_models_are_parsed_as_formats_and_as_strict_tools(client: openai.AsyncOpenAI) -> None:
     model = (await client.models.list()).data[0].id
     asked: Any = {"model": model, "messages": ASKED["messages"], "max_tokens": 160, "temperature": 0.7}

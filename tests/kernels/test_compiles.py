@@ -16,6 +16,7 @@ from betoken.kernels.sample import kernel as sampling
 from betoken.kernels.sample import logprobs_kernel, narrowing
 from betoken.kernels.triton_math import EXACT
 from betoken.kernels.typical import kernel as typical
+from tests.products import covering
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTEGERS = {"vocab_size", "num_groups", "num_chunks", "num_splits", "num_top", "num_rows", "num_entries", "num_words"}
@@ -29,7 +30,7 @@ CHAINS = dict.fromkeys(
 MOST_LINES = 15_000
 """Lines of code for the device, before it is assembled: more takes the compiler many seconds."""
 # kernel, constants, types that differ from the above
-KERNELS = [
+CASES = [
     (noise._gumbel, {"CALLS": 256}, {"stream": "i32"}),
     (adjusting._adjust, {"BLOCK": 256}, {"ids": "*i64"}),
     (adjusting._mask, {"BLOCK": 4096}, {}),
@@ -42,6 +43,7 @@ KERNELS = [
     (rejecting._reject, {"CALLS": 256, "PROBS": 64}, WEIGHTS | CHAINS),
     (typical._typical, {}, WEIGHTS | CHAINS | {"rows": "*i64", "is_accepted": "*i32", "weights": "*i64"}),
 ]
+KERNELS: dict[str, Any] = {kernel.__name__: (kernel, *rest) for kernel, *rest in CASES}
 
 
 def argument_type(name: str, types: dict[str, str], logits_type: str) -> str:
@@ -54,16 +56,11 @@ def argument_type(name: str, types: dict[str, str], logits_type: str) -> str:
     return "*i32" if name in INT32 else "*i64" if name in INT64 else "*fp32"
 
 
-@pytest.mark.parametrize("logits_type", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize(("kernel", "constants", "types"), KERNELS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("name", "logits_type"), covering(KERNELS, ["bf16", "fp16", "fp32"], strength=1))
 def test_a_logits_kernel_compiles_for_gpus(
-    kernel: Any,
-    constants: dict[str, Any],
-    types: dict[str, str],
-    logits_type: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    name: str, logits_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    kernel, constants, types = KERNELS[name]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else argument_type(name, types, logits_type) for name in names}

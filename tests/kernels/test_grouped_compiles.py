@@ -1,5 +1,6 @@
 """The low-bit products compile for three generations of GPUs without a device."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from triton.compiler import ASTSource
 from betoken.kernels import product_tiles
 from betoken.kernels.expert_linear_grouped import kernel as experts
 from betoken.kernels.linear_grouped import kernel as linear
+from tests.products import covering
 
 CAPABILITIES = (80, 90, 100)
 MAX_SHARED_BYTES = 99 * 1024
@@ -47,10 +49,12 @@ INEXACT = ("nf4", "fp4")
 """Kinds whose numbers bfloat16 does not hold."""
 TRIED_ALWAYS = ("w4a16 with zeros", "w8a16", "fp8", "mxfp4")
 """Formats that are compiled for every generation in the default run; the others in the slow one."""
-IN_EVERY_TYPE = (*TRIED_ALWAYS, "w4a16", "nf4")
+SELDOM = tuple(name for name in FORMATS if name not in TRIED_ALWAYS)
+IN_EVERY_TYPE = ("w4a16", "fp8", "nf4")
 """Formats that are compiled for rows of every type in the default run; the others for bfloat16."""
 LATER = ("q5_1", "q5_k", "q8_0", "fp4", "q2_k", "q3_k")
 """Formats of pieces that others have, too: compiled in the slow run only."""
+PRODUCTS = {"linear": linear._product, "experts": experts._product}
 EXPERTS: dict[str, Any] = {"NUM_EXPERTS": 8, "BLOCK_EXPERTS": 16}
 
 
@@ -107,14 +111,16 @@ def test_a_low_bit_format_compiles_for_gpus(
         assert ("mma" in made.asm["ptx"]) == is_half
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("kernel", [linear._product, experts._product], ids=["linear", "experts"])
 @pytest.mark.parametrize(
-    "name", [name if name in TRIED_ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
+    ("name", "product", "capability"),
+    [
+        *covering(TRIED_ALWAYS, PRODUCTS, CAPABILITIES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(SELDOM, PRODUCTS, CAPABILITIES)),
+    ],
 )
 def test_a_low_bit_product_compiles_for_every_generation_of_gpus(
-    name: str, kernel: Any, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, product: str, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    made = compiled(kernel, name, "bf16", 16, 4, capability)
+    made = compiled(PRODUCTS[product], name, "bf16", 16, 4, capability)
     assert len(made.asm["cubin"]) > 0 and made.metadata.shared <= MAX_SHARED_BYTES

@@ -18,13 +18,12 @@ SHAPES = [((96, 64), 32), ((101, 576), 32), ((33, 272), 16), ((65, 300), 128), (
 CASES = cases(SHAPES)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+@pytest.fixture(scope="module")
+def kernels() -> CpuKernels:
     loaded = load_cpu_kernels()
     if loaded is None:
         pytest.skip("no compiler: the CPU kernels cannot be built here")
     loaded.load_grouped()
-    loaded.set_num_threads(request.param)
     return loaded
 
 
@@ -55,30 +54,46 @@ def test_a_weight_is_scale_times_code_less_zero_and_offset() -> None:
     assert zeros.dequantised()[0, [0, 1, 5, 16]].tolist() == [0, 1, 14, -6]
 
 
-@pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("shape", "group"), SHAPES, ids=str)
 def test_packed_grouped_weights_are_exact(
-    kernels: CpuKernels, kind: CodeKind, shape: tuple[int, int], group: int, scales: str, offsets: str
+    kernels: CpuKernels, shape: tuple[int, int], group: int, num_threads: int
 ) -> None:
-    weight = draw_weight(kind, shape, group, scales, offsets)
-    packed = PackedWeight.of(weight)
-    ids = torch.arange(shape[0]).flip(0)
-    rows = torch.ops.betoken.grouped_rows(ids, packed.data, *shape, packed.code)
-    assert torch.equal(rows, weight.dequantised()[ids])
+    kernels.set_num_threads(num_threads)
+    for case in cases([(shape, group)]):
+        weight = draw_weight(*case)
+        packed = PackedWeight.of(weight)
+        ids = torch.arange(shape[0]).flip(0)
+        rows = torch.ops.betoken.grouped_rows(ids, packed.data, *shape, packed.code)
+        assert torch.equal(rows, weight.dequantised()[ids]), case
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets"), CASES)
 def test_the_grouped_product_is_torchs_and_equal_per_row(
-    kernels: CpuKernels,
-    kind: CodeKind,
-    shape: tuple[int, int],
-    group: int,
-    scales: str,
-    offsets: str,
-    dtype: torch.dtype,
+    kernels: CpuKernels, kind: CodeKind, shape: tuple[int, int], group: int, scales: str, offsets: str
 ) -> None:
+    """Types and numbers of threads alternate; the slow run has all of both for each case."""
+    case = (kind, shape, group, scales, offsets)
+    place = CASES.index(case)
+    kernels.set_num_threads(1 + place // 2 % 2)
+    check_product(case, (torch.float32, torch.bfloat16)[place % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_grouped_product_is_torchs_in_every_type_with_any_number_of_threads(
+    kernels: CpuKernels, num_threads: int, dtype: torch.dtype
+) -> None:
+    kernels.set_num_threads(num_threads)
+    for case in CASES:
+        check_product(case, dtype)
+
+
+def check_product(case: tuple[CodeKind, tuple[int, int], int, str, str], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
-    weight = draw_weight(kind, shape, group, scales, offsets)
+    _, shape, *_ = case
+    weight = draw_weight(*case)
     packed = PackedWeight.of(weight)
     bias = torch.randn(shape[0], generator=generator).to(dtype)
     x = torch.randn(70, shape[1], generator=generator).to(dtype)
@@ -86,20 +101,22 @@ def test_the_grouped_product_is_torchs_and_equal_per_row(
         out = torch.ops.betoken.linear_grouped(x, packed.data, given, shape[0], packed.code)
         expected = x.double() @ weight.dequantised().double().T + (0 if given is None else given.double())
         sums = torch.ops.betoken.linear_grouped_sums(x, packed.data, given, shape[0], packed.code)
-        assert sums.dtype == torch.float32 and torch.equal(sums.to(dtype), out)
+        assert sums.dtype == torch.float32 and torch.equal(sums.to(dtype), out), case
         tolerance = 1e-5 if dtype == torch.float32 else 8e-3
-        assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max()
+        assert (out.double() - expected).abs().max() <= tolerance * expected.abs().max(), case
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 25, 33):
             for part in (slice(None, num_rows), slice(-num_rows, None)):
                 alone = torch.ops.betoken.linear_grouped(x[part], packed.data, given, shape[0], packed.code)
-                assert torch.equal(alone, out[part])
+                assert torch.equal(alone, out[part]), (case, part)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "scales"), [("int4", "half"), ("e2m1", "powers"), ("nf4", "float"), ("int3", "half")])
 def test_a_row_of_grouped_experts_uses_its_own_expert(
-    kernels: CpuKernels, kind: CodeKind, scales: str, dtype: torch.dtype
+    kernels: CpuKernels, kind: CodeKind, scales: str, dtype: torch.dtype, num_threads: int
 ) -> None:
+    kernels.set_num_threads(num_threads)
     generator = torch.Generator().manual_seed(4)
     weight = draw_weight(kind, (4 * 45, 100), 32, scales)
     packed = pack_experts(weight, 4)

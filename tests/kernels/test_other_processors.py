@@ -58,7 +58,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 @pytest.mark.parametrize(
     ("flags", "products"),
     [
-        pytest.param("-march=x86-64-v3", "vector", id="avx2"),
+        pytest.param("-march=x86-64-v3", "vector", id="avx2", marks=pytest.mark.slow),  # `make test-avx2` runs all
         pytest.param("-march=skylake-avx512", "vector", id="avx512"),
         pytest.param("-mno-amx-bf16 -mno-amx-tile -DBETOKEN_DOTS=true", "dot", id="avx512-bf16"),
     ],

@@ -10,6 +10,7 @@ from triton.compiler import ASTSource
 
 from betoken.kernels.linear_recurrence import kernel as recurring
 from betoken.kernels.state_conv import kernel as convolving
+from tests.products import covering
 
 TARGETS = {name: GPUTarget("cuda", name, 32) for name in (80, 90, 100)}
 HALVES = {"query", "key", "value", "waiting_keys", "waiting_values", "x", "ring", "weight", "bias", "given"}
@@ -42,8 +43,7 @@ def argument_type(name: str, kernel: Any) -> str:
     return "*bf16" if name in HALVES else "*fp32" if name in FLOATS else "*i32"
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), covering(KERNELS, TARGETS, strength=1))
 def test_a_recurrent_kernel_compiles_for_gpus(
     name: str, target: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

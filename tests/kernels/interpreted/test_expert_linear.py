@@ -1,12 +1,16 @@
 """The experts' linear layers: each row by its own expert, within rounding of the exact one, to the last bit alike."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from betoken.kernels import dispatch
 from betoken.kernels.expert_linear import expert_linear
+from tests.products import covering, slow
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+LAYOUTS = [*product((torch.bfloat16, torch.float16, torch.float32), (False, True))]
+"""Types, and whether weights are transposed."""
 SHAPES = [(1, 1, 1), (3, 63, 5), (4, 64, 128), (5, 200, 130), (2, 96, 1024)]
 """[E, N, K]; the last is summed in ranges, and so is a quarter of its terms in float32."""
 ROUTES = {
@@ -60,10 +64,9 @@ def test_a_row_goes_to_the_expert_it_names(device):
         assert expert_linear(x, weight, bias, ids).tolist() == [[12.25], [3.5], [56.25]]
 
 
-@pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_expert_product_is_right_to_rounding(shape, dtype, is_transposed, device, takes_triton):
+@pytest.mark.parametrize(("shape", "layout"), covering(SHAPES, LAYOUTS, strength=1, ids=str))
+def test_expert_product_is_right_to_rounding(shape, layout, device, takes_triton):
+    dtype, is_transposed = layout
     for name, expert_ids in ROUTES.items():
         x, weight, bias, ids = make(expert_ids, shape, dtype, device, is_transposed)
         for given in (bias, None) if name == "in turn" else (bias,):
@@ -74,10 +77,9 @@ def test_expert_product_is_right_to_rounding(shape, dtype, is_transposed, device
             check(expert_linear(x, weight, bias, ids), x, weight, bias, ids)
 
 
-@pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 200, 130), (5, 60, 1024)], ids=str)
-def test_a_row_has_the_same_bits_in_any_company(shape, dtype, is_transposed, device, takes_triton):
+@pytest.mark.parametrize(("shape", "layout"), covering([(5, 200, 130), (5, 60, 1024)], LAYOUTS, strength=1, ids=str))
+def test_a_row_has_the_same_bits_in_any_company(shape, layout, device, takes_triton):
+    dtype, is_transposed = layout
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one height.
     companies = (1, 5, 37) if device.type == "cpu" else (1, 2, 5, 80, 81, 160, 161, 320, 321, 700)
     routes = torch.randint(5, (max(companies),), generator=torch.Generator().manual_seed(1)).tolist()
@@ -91,7 +93,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape, dtype, is_transposed, dev
     assert torch.equal(among_all[ids == 3], together[ids == 3]) and torch.equal(among_all[ids == 1], together[ids == 1])
 
 
-@pytest.mark.parametrize("num_slots", [64, 65, 128, 129, 256, 257, 512, 513])
+@pytest.mark.parametrize("num_slots", [64, 65, 129, 257, *slow(128, 256, 512, 513)])
 def test_tiles_of_every_height_sum_every_term_once(num_slots, device, takes_triton):
     generator = torch.Generator().manual_seed(num_slots)
     num_inputs = 288 if device.type == "cpu" else 600  # both are summed in ranges

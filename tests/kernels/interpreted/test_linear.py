@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from betoken.kernels.linear import linear
+from tests.products import covering
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 1), (63, 5), (64, 128), (200, 130), (96, 2048), (1000, 96)]
@@ -36,8 +37,7 @@ def check(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), covering(SHAPES, DTYPES, strength=1, ids=str))
 def test_linear_product_is_right_to_rounding(shape, dtype, device, takes_triton):
     for num_rows in (1, 17, 70):
         x, weight, bias = make(num_rows, *shape, dtype, device)
@@ -51,8 +51,7 @@ def test_linear_product_is_right_to_rounding(shape, dtype, device, takes_triton)
         check(linear(x, weight, bias), x, weight, bias)  # the reference, or on a GPU the same again
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(200, 130), (96, 2048)], ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), covering([(200, 130), (96, 2048)], DTYPES, strength=1, ids=str))
 def test_a_linear_row_has_the_same_bits_in_any_batch(shape, dtype, device, takes_triton):
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one tile.
     companies = (1, 2, 5, 16) if device.type == "cpu" else (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 200, 300)

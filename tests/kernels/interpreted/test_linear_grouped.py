@@ -10,6 +10,7 @@ from betoken.kernels import dispatch
 from betoken.kernels.expert_linear_grouped import expert_linear_grouped
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
 from tests.kernels.grouped_weights import cases, draw_weight
+from tests.products import covering, slow_but_every
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [((33, 272), 16), ((9, 300), 128), ((5, 40), 64)]
@@ -55,12 +56,12 @@ def test_grouped_product_is_right_to_rounding(kind, shape, group, scales, offset
         assert bool(((out.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 2**-20 * magnitude).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("kind", "scales", "offsets"),
-    [("int4", "half", "zeros"), ("int4", "half", "half"), ("int8", "bfloat", "none"), ("nf4", "float", "none")],
-)
-def test_a_grouped_linear_row_has_the_same_bits_in_any_batch(kind, scales, offsets, dtype, device, takes_triton):
+FORMATS = [("int4", "half", "zeros"), ("int4", "half", "half"), ("int8", "bfloat", "none"), ("nf4", "float", "none")]
+
+
+@pytest.mark.parametrize(("stored", "dtype"), covering(FORMATS, DTYPES, strength=1, ids=str))
+def test_a_grouped_linear_row_has_the_same_bits_in_any_batch(stored, dtype, device, takes_triton):
+    kind, scales, offsets = stored
     # Interpreted, tiles of different heights are products of another library's, so the company stays within one tile.
     companies = (1, 5, 16) if device.type == "cpu" else (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 200, 300)
     shape = (60, 1024) if device.type == "cpu" else (96, 2048)  # both are summed in ranges
@@ -94,7 +95,7 @@ def test_inputs_of_a_grouped_linear_are_permuted(device, takes_triton):
     assert (linear_grouped(x, weight).double() - expected).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets", "dtype"), EXPERT_CASES)
+@pytest.mark.parametrize(("kind", "shape", "group", "scales", "offsets", "dtype"), slow_but_every(3, EXPERT_CASES))
 def test_a_row_goes_through_the_expert_it_names(kind, shape, group, scales, offsets, dtype, device, takes_triton):
     generator = torch.Generator().manual_seed(4)
     weight = on(draw_weight(kind, shape, group, scales, offsets), device)

@@ -10,6 +10,7 @@ from betoken.kernels.rows import TreePaths
 from betoken.kernels.state_conv import state_conv
 from betoken.kernels.state_rows import StateRows
 from tests.kernels.recurrences import DELTA, LRU, SSD, Shape, Step, make_inputs, make_pool, make_rates, make_rows
+from tests.products import covering
 
 SHAPES = {
     "plain": Shape(),
@@ -81,11 +82,13 @@ def test_a_recurrence_row_has_the_same_bits_alone(name: str, device: torch.devic
         first += step.num_rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_taps", "num_channels"), [(4, 33), (1, 600), (3, 1)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), covering([(4, 33), (1, 600), (3, 1)], [torch.float32, torch.bfloat16], strength=1)
+)
 def test_the_convolution_equals_its_reference(
-    num_taps: int, num_channels: int, dtype: torch.dtype, device: torch.device, takes_triton
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, takes_triton
 ) -> None:
+    num_taps, num_channels = shape
     generator = torch.Generator().manual_seed(3)
     sizes = [(NUM_ROWS, num_channels), (num_taps, num_channels), (num_channels,), (4, 12, num_channels)]
     x, weight, bias, ring = (torch.randn(*size, generator=generator).to(dtype) for size in sizes)

@@ -8,6 +8,7 @@ from betoken.kernels.rows import PagedRows, TreePaths
 from betoken.kernels.short_conv import short_conv
 from tests.kernels.paged import make_case
 from tests.kernels.trees import TREE_CASES, make_tree_case
+from tests.products import covering
 
 
 def moved(rows: PagedRows, device: torch.device) -> PagedRows:
@@ -16,12 +17,14 @@ def moved(rows: PagedRows, device: torch.device) -> PagedRows:
     return PagedRows(*(column.to(device) for column in columns), paths)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["chains", "bushy", "odd pages"])
-@pytest.mark.parametrize(("num_taps", "num_channels"), [(3, 64), (4, 600), (1, 3)])
+@pytest.mark.parametrize(
+    ("shape", "name", "dtype"),
+    covering([(3, 64), (4, 600), (1, 3)], ["chains", "bushy", "odd pages"], [torch.float32, torch.bfloat16]),
+)
 def test_triton_short_conv_equals_the_reference(
-    num_taps: int, num_channels: int, name: str, dtype: torch.dtype, device: torch.device, takes_triton
+    shape: tuple[int, int], name: str, dtype: torch.dtype, device: torch.device, takes_triton
 ) -> None:
+    num_taps, num_channels = shape
     sizes = {"num_heads": 1, "num_key_heads": 1, "key_size": num_channels, "value_size": 1}
     if name == "chains":
         _, inputs, _, rows, _ = make_case([(70, 3), (2, 2), (1, 1)], **sizes, dtype=dtype)

@@ -11,6 +11,7 @@ from betoken.kernels.weights import target_weights
 from betoken.kernels.weights_kernel import row_weights
 from tests.kernels.sample_cases import as_columns, random_case
 from tests.kernels.verification_cases import Blocks, columns, make_blocks
+from tests.products import slow
 
 LENGTHS = [0, 1, 5, 0, 3, 2]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,7 +31,7 @@ def assert_equals_reference(blocks: Blocks, device: torch.device, takes_triton) 
     return expected
 
 
-@pytest.mark.parametrize("vocab_size", [1, 63, 1000, 2048])
+@pytest.mark.parametrize("vocab_size", [1, 63, 1000, *slow(2048)])
 def test_triton_verification_equals_the_reference(vocab_size: int, device: torch.device, takes_triton) -> None:
     rng = np.random.default_rng(vocab_size)
     blocks = make_blocks(rng, vocab_size, LENGTHS, DTYPES[vocab_size % 3])
