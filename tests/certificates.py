@@ -13,4 +13,4 @@ def make_certificate(folder: Path, name: str, host: str) -> None:
         pytest.skip("needs the openssl command to make certificates")
     command = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN={name}"
     command += f" -keyout {name}.key -out {name}.pem -addext subjectAltName=DNS:{host}"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=60)

@@ -1,13 +1,18 @@
 """The command in this process and as a process, and an answer for it."""
 
+import os
+import random
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 from typer.testing import CliRunner
 
 from betoken.cli.main import app
 from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import types_pb2
+from tests.pipes import line_of
 
 
 def start(arguments: list[str], **options) -> subprocess.Popen[str]:
@@ -43,9 +48,18 @@ def run(*arguments: str, **options):
     return cli.invoke(app, list(arguments), **options)
 
 
+def unused_port() -> int:
+    """Free port outside the ephemeral range, so that no other process is assigned it meanwhile."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are in use")
+
+
 def lines_until(stream, reported: str) -> list[str]:
-    lines = [stream.readline()]
+    lines = [line_of(stream)]
     while reported not in lines[-1]:
-        lines.append(stream.readline())
+        lines.append(line_of(stream))
         assert lines[-1], lines
     return lines

@@ -17,6 +17,7 @@ from betoken.cli.local_services import LocalServices, LocalServicesConfig
 from betoken.cli.service_process import Progress, ServiceFailedError, ServiceProcess
 from betoken.client import Client, UnavailableError
 from betoken.router.settings import RouterSettings
+from tests.pipes import line_of
 
 
 @pytest.fixture
@@ -284,10 +285,10 @@ time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pid = int(line_of(parent.stdout))
     assert is_alive(pid)
     parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    parent.wait(60)
     deadline = time.monotonic() + 30
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -28,6 +28,7 @@ from betoken.v1 import generation_pb2 as pb
 from betoken.v1 import generation_pb2_grpc
 from tests.certificates import make_certificate
 from tests.client.command import start
+from tests.pipes import line_of
 
 ONCE = RetryPolicy(max_retries=0)
 
@@ -182,7 +183,7 @@ def test_up_reaches_a_router_that_speaks_tls(files: Path, fake_modules: Path) ->
     arguments += ["--router-tls-server-name", "router"]
     arguments += ["--router-options", f"--tls-cert-file {certificate} --tls-key-file {key}"]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    address = up.stdout.readline().strip()
+    address = line_of(up.stdout).strip()
     up.send_signal(signal.SIGINT)
     _, errors = up.communicate(timeout=60)
     assert up.returncode == 0, errors

@@ -14,15 +14,16 @@ from rich.console import Console
 from betoken.cli.service_process import Progress
 from betoken.cli.starting import shown_progress
 from tests.client.command import lines_until, run, start
+from tests.pipes import line_of
 
 
 @pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_up_serves_until_interrupted(fake_modules: Path, interruption: signal.Signals) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), "--verify-options=--held"]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert any("verify: warming up (50%)" in line for line in iter(up.stderr.readline, ""))
+    assert lines_until(up.stderr, "verify: warming up (50%)")
     (fake_modules / "go").touch()
-    address = up.stdout.readline().strip()
+    address = line_of(up.stdout).strip()
     assert run("info", "--address", address).exit_code == 0
     up.send_signal(interruption)
     _, errors = up.communicate(timeout=60)
@@ -40,8 +41,10 @@ def test_up_leaves_nothing_behind_however_often_it_is_interrupted(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     stubborn = [f"--{role}-options=--stubborn" for role in ("verify", "draft", "router")]
     up = start(["up", "--target", "t", "--port", "0", *stubborn], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    (up.stdout if is_up else up.stderr).readline()
+    line_of(up.stdout if is_up else up.stderr)
+    deadline_s = time.monotonic() + 120
     while up.poll() is None:
+        assert time.monotonic() < deadline_s, "it does not end"
         up.send_signal(signal.SIGINT)
         time.sleep(0.01)
     up.communicate(timeout=60)
@@ -55,7 +58,7 @@ def test_up_stops_all_services_in_order_when_its_output_is_not_read(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     up = start(["up", "--target", "t", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    up.stdout.readline()
+    line_of(up.stdout)
     up.stderr.close()  # as of a `tee` that the same Ctrl-C has ended, or of a terminal that was closed
     up.send_signal(interruption)
     status = up.wait(60)
@@ -69,7 +72,7 @@ def pid_of(directory: Path, name: str) -> int:
 def test_up_restarts_any_ended_service(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--drafters", "ngram", "--port", "0", "--num-verify-workers", "2"]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    address = up.stdout.readline().strip()
+    address = line_of(up.stdout).strip()
     for name in ("draft", "verify-2", "router"):
         os.kill(pid_of(fake_modules, name), signal.SIGKILL)
         lines = lines_until(up.stderr, f"{name} serves again")
@@ -86,7 +89,7 @@ def test_up_continues_without_a_stopped_service_while_there_is_a_verify_worker(f
     options = ["--drafters", "ngram", "--num-verify-workers", "2", *polite]
     arguments = ["up", "--target", "t", "--port", "0", *options]
     up = start([*arguments, "--log-directory", str(fake_modules)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    up.stdout.readline()
+    line_of(up.stdout)
     for name in ("draft", "verify-1", "verify-2"):
         os.kill(pid_of(fake_modules, name), signal.SIGTERM)
         lines_until(up.stderr, f"{name} was stopped: it is not started again")
@@ -127,7 +130,7 @@ def test_up_reports_why_the_router_rejects_a_worker(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--port", "0", *options]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     lines_until(up.stderr, "draft drafts short texts only")
-    up.stdout.readline()
+    line_of(up.stdout)
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
 
@@ -136,7 +139,7 @@ def test_up_serves_on_a_unix_socket_and_leaves_logs_only(fake_modules: Path) -> 
     socket, logs = fake_modules / "router.sock", fake_modules / "logs"
     arguments = ["up", "--target", "t", "--host", f"unix:{socket}", "--log-directory", str(logs)]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert up.stdout.readline().strip() == f"unix:{socket}"
+    assert line_of(up.stdout).strip() == f"unix:{socket}"
     assert run("info", "--address", f"unix:{socket}").exit_code == 0
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)

@@ -19,13 +19,14 @@ from betoken.cli.main import app
 from betoken.cli.up_options import DEFAULT_HTTP_PORT, checked_http_port
 from betoken.common.release import how_to_install
 from tests.client.command import start
+from tests.pipes import line_of
 
 WIDE = {"COLUMNS": "200"}
 
 
 def gateway_of(up: "subprocess.Popen[str]", logs: Path) -> tuple[dict[str, str], str]:
     """The options that the gateway was started with, and what `up` said."""
-    assert up.stdout.readline()
+    assert line_of(up.stdout)
     up.send_signal(signal.SIGINT)
     _, said = up.communicate(timeout=60)
     assert up.returncode == 0, said
@@ -58,7 +59,7 @@ def test_up_takes_another_port_for_the_gateway_only_where_none_was_asked_for(fak
 def test_up_goes_without_a_gateway_where_none_is_wanted_or_installed(fake_modules: Path) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--no-gateway", "--log-directory", str(fake_modules)]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert up.stdout.readline()
+    assert line_of(up.stdout)
     up.send_signal(signal.SIGINT)
     _, said = up.communicate(timeout=60)
     assert "open:" not in said and not (fake_modules / "gateway.log").exists()

@@ -22,7 +22,8 @@ from betoken.common.release import how_to_install
 from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.router.settings import RouterSettings
 from betoken.verify_worker.settings import VerifyWorkerSettings
-from tests.client.command import lines_until, run, start
+from tests.client.command import lines_until, run, start, unused_port
+from tests.pipes import line_of
 
 
 def test_up_names_its_own_options_of_the_connection() -> None:
@@ -73,7 +74,7 @@ def test_up_attaches_ngrams_if_no_other_drafter_is_named(
 ) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), *options]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    up.stdout.readline()
+    line_of(up.stdout)
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
 
@@ -95,7 +96,7 @@ def test_up_rejects_attaching_an_unsupported_drafter() -> None:
 
 def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_modules: Path) -> None:
     up = start(["up", "--target", "t", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert up.stderr.readline() == "betoken: no --draft: without the drafters fused, model, staged\n"
+    assert line_of(up.stderr) == "betoken: no --draft: without the drafters fused, model, staged\n"
     assert not any(line.startswith("draft ") for line in lines_until(up.stderr, "Ctrl-C stops all"))
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
@@ -104,15 +105,13 @@ def test_up_says_which_of_the_default_drafters_go_without_a_draft_model(fake_mod
 def test_up_reads_the_environment_variables_of_its_services(
     fake_modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     variables = {"PORT": str(port), "HOST": "0.0.0.0", "DTYPE": "float32", "COMPILE": "off", "THREADS": "3"}
     for name, value in (variables | {"DRAFTERS": "ngram", "LOOKAHEAD_MODEL": "elsewhere"}).items():
         monkeypatch.setenv(f"BETOKEN_{name}", value)
     arguments = ["up", "--target", "t", "--log-directory", str(fake_modules)]
     up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert up.stdout.readline() == f"127.0.0.1:{port}\n"
+    assert line_of(up.stdout) == f"127.0.0.1:{port}\n"
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=60)
     reported = {}

@@ -47,7 +47,7 @@ async def reported_by_schemathesis(gate: Gate, folder: Path, *options: str) -> s
         stderr=asyncio.subprocess.STDOUT,
         cwd=folder,
     )
-    out = (await process.communicate())[0].decode()
+    out = (await asyncio.wait_for(process.communicate(), 240))[0].decode()
     assert process.returncode == 0, out
     await gate.cluster.until_idle()
     return out

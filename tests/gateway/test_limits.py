@@ -235,11 +235,12 @@ def test_addresses_are_allowed_hosts_without_an_option(header: str, is_allowed: 
 
 
 async def test_without_its_router_a_gateway_answers_probes_at_once_and_requests_with_retry_after() -> None:
-    async with running_gateway(None, "127.0.0.1:9", max_outage_s=0.2) as gate:
+    async with running_gateway(None, "127.0.0.1:9", max_outage_s=60.0) as gate:
         begin = time.monotonic()
         for path, status in (("/health", 503), ("/metrics", 200), ("/health", 503), ("/version", 200)):
             assert (await gate.http.get(path)).status_code == status
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin < 30.0
+    async with running_gateway(None, "127.0.0.1:9", max_outage_s=0.2) as gate:
         reply: httpx2.Response = await gate.post("/v1/completions", BODY)
         assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
         assert "127.0.0.1" not in reply.text

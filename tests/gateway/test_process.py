@@ -75,7 +75,7 @@ async def test_answers_under_way_end_well_on_sigterm(make_gate: MakeGate, tmp_pa
         assert [line for line in events if line][-1] == "data: [DONE]"
         assert await asyncio.wait_for(process.wait(), 30) == 0
         assert not (tmp_path / "ready").exists()
-        _, log = await process.communicate()
+        _, log = await asyncio.wait_for(process.communicate(), 60)
         assert "path=/v1/completions status=200" in log.decode()
 
 

@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from betoken.kernels import build, code_folder, cpu, native
+from tests.pipes import line_of
 
 COMPILER = """#!/bin/sh
 for made; do case "$last" in -o) echo "$made" >> "$LOG"; sleep 0.5; echo made > "$made";; esac; last=$made; done
@@ -35,7 +36,7 @@ def test_processes_that_start_together_compile_the_code_once(compiled: Path, tmp
     code += "print(build.build(native.LIBRARY, pathlib.Path(sys.argv[1])).read_text())"
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.stdout.readline() for process in started] == ["ready\n"] * 3  # so that all come at once
+    assert [line_of(process.stdout) for process in started] == ["ready\n"] * 3  # so that all come at once
     for process in started:
         process.stdin.close()
     assert [process.stdout.read().strip() for process in started] == ["made"] * 3
@@ -52,7 +53,7 @@ def test_a_process_that_waits_for_a_compilation_logs_it_and_finds_the_code(
     for builder in builders:
         builder.start()
     for builder in builders:
-        builder.join()
+        builder.join(120)
     assert paths[0] == paths[1] and len(compiled.read_text().splitlines()) == 1
     assert caplog.text.count("waiting for another process") == 1
 

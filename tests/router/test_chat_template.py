@@ -78,8 +78,10 @@ async def test_slow_chat_templates_block_no_prompt_and_little_else(make_cluster:
     began_s = time.monotonic()
     reply = await cluster.generate(prompt="the " * 1500, max_new_tokens=4, ignore_eos=True)
     assert len(reply.ids) == 4 and not any(call.done() for call in asking)
-    assert time.monotonic() - began_s < 0.5
-    for error in await asyncio.gather(*asking, return_exceptions=True):
+    took_s = time.monotonic() - began_s
+    errors = await asyncio.gather(*asking, return_exceptions=True)
+    assert took_s < 0.5 * (time.monotonic() - began_s), "it did not wait for the templates"
+    for error in errors:
         assert isinstance(error, grpc.aio.AioRpcError)
         assert isinstance(from_rpc_error(error), InvalidArgumentError)
     await cluster.until_idle()
@@ -101,5 +103,5 @@ def test_a_template_process_that_ends_between_two_chats_is_replaced() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     for process in template._processes._all:
         process._process.kill()
-        process._process.wait()
+        process._process.wait(60)
     assert template.render(Chat(USER)) == "2"

@@ -135,9 +135,8 @@ def start_link(stack: AsyncExitStack) -> Callable[..., Awaitable[RecordedLink]]:
             check_hello=check_hello,
             on_loading=record_loading,
         )
-        options = LinkOptions(
-            initial_backoff_s=0.02, max_backoff_s=0.1, connect_timeout_s=2.0, limits=limits or OutboxLimits(), **more
-        )
+        timing: dict[str, Any] = {"initial_backoff_s": 0.02, "max_backoff_s": 0.1, "connect_timeout_s": 2.0}
+        options = LinkOptions(limits=limits or OutboxLimits(), **timing | more)
         recorded = RecordedLink(VerifyLink(address, callbacks, options))
         await stack.enter_async_context(_running(recorded.link))
         if wait:

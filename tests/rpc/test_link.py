@@ -35,7 +35,7 @@ async def test_frames_sent_from_another_thread_arrive_in_order_and_coalesce(star
     thread = threading.Thread(target=engine)
     thread.start()
     await eventually(lambda: len(recorded.verdicts) == 2000)
-    thread.join()
+    thread.join(60)
     assert [verdict.base_length for verdict in recorded.verdicts] == list(range(2000))
     assert len(recorded.frames) < 2000
     assert recorded.link.load.free_pages == 0, "a newer load replaces an older one, zeros included"

@@ -275,9 +275,9 @@ async def test_a_link_closes_before_its_run_and_while_dialling(start_worker, sta
     is_dialled = asyncio.Event()
     silent = await asyncio.start_server(lambda reader, writer: is_dialled.set(), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    dialling = await start_link(f"127.0.0.1:{port}", wait=False)
+    dialling = await start_link(f"127.0.0.1:{port}", wait=False, connect_timeout_s=60.0)
     await eventually(is_dialled.is_set)
-    async with asyncio.timeout(1.5):  # the dial's own time is over later
+    async with asyncio.timeout(30):  # the dial's own time is over later
         await dialling.link.close()
     assert dialling.link.state is LinkState.CLOSED
     silent.close()

@@ -242,7 +242,9 @@ async def test_a_failure_ends_a_drain_too():
 def test_a_full_garbage_collection_skips_objects_made_at_load():
     code = "import gc; from betoken.rpc.server import freeze_loaded; before = len(gc.get_objects()); freeze_loaded(); "
     code += "assert len(gc.get_objects()) < before / 10 and gc.get_freeze_count() > before / 2"
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60
+    )
 
 
 def test_garbage_collection_skips_imports_even_if_they_fail():
