@@ -15,7 +15,7 @@ from betoken.training.models import Shape
 
 def small_corpus() -> Corpus:
     documents = [Document(path.name, path.read_text()) for path in sorted((stdlib_root() / "email").glob("*.py"))]
-    held_out = tuple(Document(document.path, document.text[:4000]) for document in documents[-3:])
+    held_out = tuple(Document(document.path, document.text[:2500]) for document in documents[-3:])
     return Corpus(tuple(documents[:-3]), held_out)
 
 
