@@ -23,6 +23,7 @@ class LoadProgress:
 
     def __init__(self, ready_file: Path | None) -> None:
         self._path = None if ready_file is None else ready_file.with_name(ready_file.name + _SUFFIX)
+        self._is_removed = False
         self.error = LoadingError("starting", 0.0)
         """Status of calls that need the model, while it loads."""
         at_end(self.remove)
@@ -31,13 +32,16 @@ class LoadProgress:
         before, self.error = self.error.stage, LoadingError(stage, fraction)
         if stage != before:
             logger.info("loading: %s", stage)
-        if self._path is not None:
+        if self._path is not None and not self._is_removed:
             part = self._path.with_name(self._path.name + _PART)
             part.write_text(json.dumps({"stage": stage, "fraction": round(fraction, 3)}) + "\n")
             os.replace(part, self._path)
+            if self._is_removed:  # by the main thread, meanwhile
+                self.remove()
 
     def remove(self) -> None:
-        """Takes the file away, however far the start is."""
+        """Remove the file, however far the start is; a thread that still loads does not write it again."""
+        self._is_removed = True
         if self._path is not None:
             for path in (self._path.with_name(self._path.name + _PART), self._path):
                 path.unlink(missing_ok=True)
