@@ -16,6 +16,7 @@ from betoken.engine.config import EngineConfig
 from betoken.kernels.build import find_compiler
 from betoken.kernels.cpu import LIBRARY
 from tests.engine.tiny import CONFIGS, HYBRIDS, save_tiny
+from tests.products import slow
 
 pytestmark = pytest.mark.skipif(find_compiler(LIBRARY) is None, reason="no C++ compiler")
 
@@ -48,7 +49,7 @@ def test_compiled_rows_have_the_same_bits_in_any_company(dtype: str, tmp_path: P
     check("llama", dtype, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "granitemoehybrid", "mamba"])
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba", *slow("granitemoehybrid")])
 def test_recurrences_compile(family: str, tmp_path: Path) -> None:
     check(family, "bfloat16", tmp_path)
 
@@ -147,7 +148,7 @@ def test_workers_of_one_model_that_start_together_compile_in_turn(
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join()
+        worker.join(120)
     assert most == [1, 1, 1]
 
 

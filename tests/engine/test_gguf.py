@@ -34,13 +34,15 @@ from tests.engine.gguf_files import (
     tiny_model,
     write_gguf,
 )
+from tests.products import covering
 
 TYPE_SIZES = {name: sizes for name, *sizes in TYPES.values()}
 SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 90))]
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("type_name", sorted({*NUMPY_QUANTIZES, *GROUPED_TYPES}))
+@pytest.mark.parametrize(
+    ("type_name", "is_tied"), covering(sorted({*NUMPY_QUANTIZES, *GROUPED_TYPES}), [False, True], strength=1)
+)
 def test_a_gguf_file_is_served_as_its_dequantized_blocks(type_name: str, is_tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", type_name, tiny_model(is_tied=is_tied))
     theirs = of_package(path)
@@ -105,14 +107,14 @@ def test_gguf_blocks_have_the_same_numbers_read_in_slices(type_name: str, monkey
     assert torch.equal(read_blocks(type_name, rows, 512, "t").dequantised(), whole)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "is_packed"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)]
-)
-@pytest.mark.parametrize("type_name", sorted(GROUPED_TYPES))
-def test_a_head_multiplies_by_the_exact_numbers_of_its_gguf_blocks(
-    type_name: str, dtype: torch.dtype, is_packed: bool, tmp_path: Path
-) -> None:
+HEADS = {"reference": (torch.float32, False), "float32": (torch.float32, True), "bfloat16": (torch.bfloat16, True)}
+"""Type of a head, and whether its weights are packed for the CPU kernels."""
+
+
+@pytest.mark.parametrize(("type_name", "head"), covering(sorted(GROUPED_TYPES), HEADS, strength=1))
+def test_a_head_multiplies_by_the_exact_numbers_of_its_gguf_blocks(type_name: str, head: str, tmp_path: Path) -> None:
     """A row of zeros and a single one gives a weight of every output: its number in float32, whatever rows are in."""
+    dtype, is_packed = HEADS[head]
     path = write_gguf(tmp_path / "tiny.gguf", type_name, tiny_model(num_layers=1))
     loaded, _ = load_model(config_of(path, str(dtype).removeprefix("torch.")), lambda stage, fraction: None)
     numbers, embedded = loaded.lm_head.grouped.dequantised(), loaded.model.embed_tokens.grouped.dequantised()

@@ -53,7 +53,7 @@ def states(runner: ModelRunner, pages: PageList) -> list[torch.Tensor]:
     return [layer.state[pages.state.index].clone() for layer in pool.recurrent.values()]
 
 
-@examples(max_examples=8, deadline=None)
+@examples(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_after_any_verification_the_recurrent_state_is_that_of_the_committed_ids(
     runner: ModelRunner, seed: int

@@ -1,5 +1,6 @@
 """The runner against the models themselves: any family, any grouping of rows, the same bits."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
 from betoken.kernels import native
 from tests.engine.tiny import CONFIGS, HYBRIDS, save_tiny
-from tests.engine.tiny_hybrids import by_width
+from tests.engine.tiny_hybrids import WIDER
+from tests.products import covering
+
+DTYPES = ("bfloat16", "float32")
+IN_SOME_TYPE = [
+    *covering([family for family in CONFIGS | HYBRIDS if family not in WIDER], DTYPES, strength=1),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in product(WIDER, DTYPES)),
+]
+"""Families, each in one of the types; the slow run has each in both."""
 
 
 def load(directory: str, dtype: str, **settings: object) -> ModelRunner:
@@ -28,8 +37,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [torch.randint(1, 101, (length,), generator=generator).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
+@pytest.mark.parametrize(("family", "dtype"), IN_SOME_TYPE)
 def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp_path: Path) -> None:
     directory = save_tiny(tmp_path, family)
     runner = load(directory, dtype)
@@ -44,14 +52,14 @@ def test_ragged_batch_equals_the_models_own_forward(family: str, dtype: str, tmp
             assert (ours - theirs).abs().mean().item() < scale * 5e-2
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", by_width(CONFIGS | HYBRIDS))
+@pytest.mark.parametrize(("family", "dtype"), IN_SOME_TYPE)
 def test_a_row_has_the_same_bits_in_any_batch(family: str, dtype: str, tmp_path: Path) -> None:
     runner = load(save_tiny(tmp_path, family), dtype, self_check=False)
-    sequences = prompts([37, 5, 1, 18])
+    chunks = {37: (1, 5, 37), 5: (1, 2, 5), 1: (1,), 18: (2, 8, 18)}
+    sequences = prompts([*chunks])
     together = forward_together(runner, sequences)
     for ids, whole in zip(sequences, together, strict=True):
-        for chunk_rows in (1, 2, 5, 8, len(ids)):
+        for chunk_rows in chunks[len(ids)]:
             assert torch.equal(forward_in_chunks(runner, ids, chunk_rows), whole)
     runner.page_table.check_integrity([])
 

@@ -48,7 +48,7 @@ def remembered(runner: ModelRunner, page_ids: list[int], length: int) -> list[to
     return [pool.keys[layer][page_ids].flatten(0, 1)[:length, 0].clone() for layer in convolutions]
 
 
-@examples(max_examples=12)
+@examples(max_examples=8)
 @given(seed=st.integers(0, 2**32))
 def test_after_any_verification_the_conv_state_is_that_of_the_committed_ids(runner: ModelRunner, seed: int) -> None:
     rng = random.Random(seed)

@@ -37,7 +37,7 @@ class Shifted(nn.Module):
         return out + self.table[self.token_adapters(x)].to(out.dtype).reshape(out.shape)
 
 
-def runner_of(directory: str, compile: Any, tmp_path: Path, fixed: list[Shifted] | None = None) -> ModelRunner:
+def runner_of(directory: str, compile: Any, fixed: list[Shifted] | None = None) -> ModelRunner:
     """A runner whose layers shift by their tokens' adapters, or by `fixed` of the layers appended to that list."""
 
     def wrap(path: str, layer: Any, token_adapters: TokenAdapters) -> nn.Module:
@@ -47,7 +47,7 @@ def runner_of(directory: str, compile: Any, tmp_path: Path, fixed: list[Shifted]
             fixed.append(shifted)
         return shifted
 
-    settings: dict[str, Any] = {"num_pages": 32, "compile": compile, "wrap_linear": wrap, "cache_dir": tmp_path}
+    settings: dict[str, Any] = {"num_pages": 32, "compile": compile, "wrap_linear": wrap}
     return load_runner(EngineConfig(directory, dtype="float32", self_check=fixed is None, **settings))
 
 
@@ -60,7 +60,7 @@ def test_a_linear_layer_sees_the_adapter_of_each_tokens_sequence(
     compile = "on" if mode == "on" else "off"
     directory = save_tiny(tmp_path / "model", "llama")
     texts = [[3, 1, 4, 1, 5, 9], [2, 7, 1], [8, 2, 8, 1]]
-    runner = runner_of(directory, compile, tmp_path)
+    runner = runner_of(directory, compile)
     assert runner.is_compiled == (mode == "on")
     pages = [runner.page_table.allocate(ids)[0] for ids in texts]
     segments = [
@@ -68,7 +68,7 @@ def test_a_linear_layer_sees_the_adapter_of_each_tokens_sequence(
     ]
     together = runner.forward(segments).logits.clone().split(2)
     layers: list[Shifted] = []
-    fixed = runner_of(directory, compile, tmp_path, layers)
+    fixed = runner_of(directory, compile, layers)
     for logits, ids, adapter in zip(together, texts, (2, 0, 1), strict=True):
         for layer in layers:
             layer.fixed.copy_(layer.table[adapter])

@@ -5,6 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.engine.tiny import save_tiny
 from tests.engine.tiny_hybrids import by_width
+from tests.products import slow
 from tests.verify_worker.as_generate import assert_speculation_gives_the_tokens_of_generate
 
 FAMILIES = (
@@ -15,7 +16,11 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("family", by_width(FAMILIES))
+OTHERS = ("qwen3_5", "olmo_hybrid", "falcon_h1", "nemotron_h")
+"""Families with the recurrence of another one; `test_runner` tests their rows in the default run."""
+
+
+@pytest.mark.parametrize("family", [*by_width(family for family in FAMILIES if family not in OTHERS), *slow(*OTHERS)])
 def test_any_speculation_with_a_recurrent_target_gives_the_tokens_of_generate(tmp_path, family: str) -> None:
     directory = save_tiny(tmp_path, family)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()

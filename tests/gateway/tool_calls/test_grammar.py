@@ -23,6 +23,7 @@ from betoken.router.text.tool_format import tool_format
 from betoken.rpc.constraints import Grammars
 from betoken.v1.generation_pb2 import ToolFormat as ToolFormatMessage
 from betoken.v1.types_pb2 import Constraint
+from tests.products import covering
 from tests.router.harness import byte_tokenizer_json, with_special_tokens
 
 CITY: dict[str, Any] = {
@@ -87,9 +88,7 @@ def read(form: str, text: str) -> tuple[str, list[tuple[str, str]]]:
     return said, calls
 
 
-@pytest.mark.parametrize("is_parallel", [True, False])
-@pytest.mark.parametrize("is_special", [True, False])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "is_special", "is_parallel"), covering(LAYOUTS, [True, False], [True, False]))
 def test_whole_answers_that_must_call_are_calls_that_keep_to_their_schemas(
     name: str, is_special: bool, is_parallel: bool
 ) -> None:
