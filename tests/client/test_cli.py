@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from betoken.cli.connection import in_options, option_of
-from betoken.cli.generate_form import GenerateForm
+from betoken.cli.generate_options import GenerateOptions
 from betoken.cli.main import app
 from betoken.client import (
     InternalError,
@@ -58,7 +58,7 @@ def test_standard_input_that_cannot_be_read_is_reported(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(HungUp()))
     with pytest.raises(typer.BadParameter, match="standard input cannot be read: .*Input/output error"):
-        GenerateForm().question()
+        GenerateOptions().question()
 
 
 def test_a_prompt_that_is_not_text_is_rejected_in_every_locale() -> None:

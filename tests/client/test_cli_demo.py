@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from betoken.cli import demo
-from betoken.cli.demo import Check, Demo, DemoForm
+from betoken.cli.demo import Check, Demo, DemoOptions
 from betoken.cli.report import TimedCompletion
 from betoken.client import SpeculationStats, Token, TokenOrigin
 from betoken.v1 import generation_pb2 as pb
 
-FORM = DemoForm(target="t", prompt="a", drafter="ngram", repeats=2, max_new_tokens=3)
+OPTIONS = DemoOptions(target="t", prompt="a", drafter="ngram", repeats=2, max_new_tokens=3)
 CHECKED = {"compared": 1, "failed": 0, "hardware": {"cores": 2}, "versions": {"torch": "2"}}
 
 
@@ -38,7 +38,7 @@ def result_of(own: bool, of_transformers: Check | None, monkeypatch: pytest.Monk
     monkeypatch.setattr(Demo, "_answer", answer)
     monkeypatch.setattr(Demo, "_check_against_transformers", lambda self: of_transformers)
     shown = io.StringIO()
-    return Demo(FORM, Console(file=shown)).run(), shown.getvalue()
+    return Demo(OPTIONS, Console(file=shown)).run(), shown.getvalue()
 
 
 @pytest.mark.parametrize(("own", "target"), [(True, True), (False, True), (True, False)])
@@ -78,7 +78,7 @@ def test_a_comparison_that_failed_is_a_difference_with_its_error() -> None:
 def test_a_demo_outside_a_checkout_names_the_packages_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "IDENTITY_NEEDS", ("betoken.no_such_module",))
     shown = io.StringIO()
-    assert Demo(FORM, Console(file=shown))._check_against_transformers() is None
+    assert Demo(OPTIONS, Console(file=shown))._check_against_transformers() is None
     assert "not compared with transformers: needs betoken.no_such_module" in shown.getvalue()
 
 
@@ -102,8 +102,8 @@ def test_the_prompt_of_a_demo_is_shown_above_both_completions() -> None:
     client: Any = SimpleNamespace(
         generate=lambda prompt, **how: Answer(), model_info=lambda: SimpleNamespace(sources=())
     )
-    form = DemoForm(prompt="def add(a, b):\n")
-    Demo(form, Console(file=shown, force_terminal=False, width=80))._show(client)
+    options = DemoOptions(prompt="def add(a, b):\n")
+    Demo(options, Console(file=shown, force_terminal=False, width=80))._show(client)
     asked, _, completions = shown.getvalue().partition("with speculation")
     assert "def add(a, b):\n" in asked and "def add" not in completions
     assert completions.count("one") == 2 and "\x1b" not in shown.getvalue() and "␛[2J" in completions

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from betoken.cli import services, up_options
+from betoken.cli import services, up_checks
 from betoken.cli import up as up_module
 from betoken.cli.main import app
-from betoken.cli.up_options import DEFAULT_HTTP_PORT, checked_http_port
+from betoken.cli.up_checks import DEFAULT_HTTP_PORT, checked_http_port
 from betoken.common.release import how_to_install
 from tests.client.command import start
 from tests.pipes import line_of
@@ -52,7 +52,7 @@ def test_up_takes_another_port_for_the_gateway_only_where_none_was_asked_for(fak
         assert result.exit_code == 2 and "--http-port" in result.stderr
         assert checked_http_port("127.0.0.1", None) in (0, DEFAULT_HTTP_PORT)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(up_options, "DEFAULT_HTTP_PORT", port)
+            patch.setattr(up_checks, "DEFAULT_HTTP_PORT", port)
             assert checked_http_port("127.0.0.1", None) == 0
 
 

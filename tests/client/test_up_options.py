@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from betoken.cli.connection import in_options
-from betoken.cli.up_form import up_form
-from betoken.cli.up_options import checked_port
+from betoken.cli.up_checks import checked_port
+from betoken.cli.up_options import up_options_class
 from betoken.client import (
     InvalidArgumentError,
 )
@@ -133,10 +133,10 @@ def test_up_reads_the_environment_variables_of_its_services(
 
 def test_every_option_of_up_that_the_services_share_has_their_variable() -> None:
     """But for `draft`, addresses to the router, and `draft-threads`, which is `threads` of another service."""
-    form = up_form()
-    options = {field.name for field in fields(form)}
+    declared = up_options_class()
+    options = {field.name for field in fields(declared)}
     shared = {name for cls in (RouterSettings, VerifyWorkerSettings, DraftWorkerSettings) for name in cls.model_fields}
-    hints = get_type_hints(form, include_extras=True)
+    hints = get_type_hints(declared, include_extras=True)
     for name in shared.intersection(options) - {"draft"}:
         assert get_args(hints[name])[1].envvar == f"BETOKEN_{name.upper()}", name
 

@@ -49,7 +49,7 @@ class Api(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchForm:
+class BenchOptions:
     """The values of the options."""
 
     goodput_limits: Annotated[
@@ -96,14 +96,14 @@ class BenchForm:
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
-def bench(form: BenchForm) -> None:
+def bench(options: BenchOptions) -> None:
     """Measure latency, throughput, goodput and acceptance of a served endpoint under load."""
-    with reported_errors(None, form.json_):
-        results = run(form, announce=lambda text: sys.stderr.write(f"{text}\n"))
+    with reported_errors(None, options.json_):
+        results = run(options, announce=lambda text: sys.stderr.write(f"{text}\n"))
         text = json.dumps(results)
-        if form.out is not None:
-            form.out.write_text(f"{text}\n")
-        if form.json_:
+        if options.out is not None:
+            options.out.write_text(f"{text}\n")
+        if options.json_:
             print(text)
             return
         console = Console()
@@ -114,39 +114,44 @@ def bench(form: BenchForm) -> None:
             console.print(path, highlight=False)
 
 
-def run(form: BenchForm, announce: Any) -> dict[str, Any]:
+def run(options: BenchOptions, announce: Any) -> dict[str, Any]:
     """Return the results of all loads, of JSON types only.
 
     Raises:
         BetokenError: a value cannot be used, the server cannot be reached, or no request of a load was answered.
     """
     limits, loads, prompts = (
-        parse_limits([*(form.goodput or ()), *(form.goodput_limits or ())]),
-        _loads(form),
-        prompts_of(form.prompts, form.num_prompts),
+        parse_limits([*(options.goodput or ()), *(options.goodput_limits or ())]),
+        _loads(options),
+        prompts_of(options.prompts, options.num_prompts),
     )
-    fields = _fields(form)
-    if form.plot is not None:
+    fields = _fields(options)
+    if options.plot is not None:
         check_plotting()
-    key = os.environ.get(API_KEY_VARIABLE, "") if form.api_key_file is None else read_key(form.api_key_file)
-    endpoint = Endpoint(form.url, key, form.timeout_s)
-    served = endpoint.served(form.model)
-    is_chat = None if form.api is Api.AUTO else form.api is Api.CHAT
-    options = RequestOptions(served.model, form.max_tokens, is_chat, fields)
-    run_closed(list(islice(cycle(prompts), form.num_warmups)), partial(ask, endpoint, options), 1)
+    key = os.environ.get(API_KEY_VARIABLE, "") if options.api_key_file is None else read_key(options.api_key_file)
+    endpoint = Endpoint(options.url, key, options.timeout_s)
+    served = endpoint.served(options.model)
+    is_chat = None if options.api is Api.AUTO else options.api is Api.CHAT
+    request = RequestOptions(served.model, options.max_tokens, is_chat, fields)
+    run_closed(list(islice(cycle(prompts), options.num_warmups)), partial(ask, endpoint, request), 1)
     runs = []
     for load in loads:
         announce(f"{load}: {len(prompts)} requests")
-        runs.append(_measured(endpoint, options, load, prompts, limits, form.seed))
-    traced = _traced(endpoint, options, served, prompts[0]) if form.plot is not None else None
-    plots = write_plots(form.plot, runs, traced) if form.plot is not None else []
-    settings = {"url": form.url, "model": served.model, "prompts": str(form.prompts), "max_tokens": form.max_tokens}
-    return settings | {"seed": form.seed, "fields": fields, "runs": runs, "plots": [str(path) for path in plots]}
+        runs.append(_measured(endpoint, request, load, prompts, limits, options.seed))
+    traced = _traced(endpoint, request, served, prompts[0]) if options.plot is not None else None
+    plots = write_plots(options.plot, runs, traced) if options.plot is not None else []
+    settings = {
+        "url": options.url,
+        "model": served.model,
+        "prompts": str(options.prompts),
+        "max_tokens": options.max_tokens,
+    }
+    return settings | {"seed": options.seed, "fields": fields, "runs": runs, "plots": [str(path) for path in plots]}
 
 
 def _measured(
     endpoint: Endpoint,
-    options: RequestOptions,
+    request: RequestOptions,
     load: Load,
     prompts: Sequence[Prompt],
     limits: Mapping[str, float],
@@ -154,10 +159,10 @@ def _measured(
 ) -> dict[str, Any]:
     before = _counted(endpoint)
     if load.concurrency is not None:
-        records = run_closed(prompts, partial(ask, endpoint, options), load.concurrency)
+        records = run_closed(prompts, partial(ask, endpoint, request), load.concurrency)
     else:
         assert load.request_rate is not None
-        records = run_open(prompts, partial(ask, endpoint, options), load.request_rate, seed)
+        records = run_open(prompts, partial(ask, endpoint, request), load.request_rate, seed)
     if all(record.error for record in records):
         raise UnavailableError(f"all {len(records)} requests failed, the first with: {records[0].error}")
     after = _counted(endpoint)
@@ -173,23 +178,26 @@ def _counted(endpoint: Endpoint) -> Acceptance | None:
         return None
 
 
-def _traced(endpoint: Endpoint, options: RequestOptions, served: Served, prompt: Prompt) -> Record:
+def _traced(endpoint: Endpoint, request: RequestOptions, served: Served, prompt: Prompt) -> Record:
     """One generation alone, with its rounds if the server is our gateway."""
-    body = dict(options.fields)
+    body = dict(request.fields)
     if served.is_betoken:
         body["betoken"] = {**body.get("betoken", {}), "rounds": True}
-    traced = RequestOptions(options.model, options.max_tokens, options.is_chat, body)
+    traced = RequestOptions(request.model, request.max_tokens, request.is_chat, body)
     (record,) = run_closed([prompt], partial(ask, endpoint, traced), 1)
     return record
 
 
-def _loads(form: BenchForm) -> list[Load]:
-    for name, values in (("concurrency", form.concurrency), ("request_rate", form.request_rate)):
+def _loads(options: BenchOptions) -> list[Load]:
+    for name, values in (("concurrency", options.concurrency), ("request_rate", options.request_rate)):
         for value in values or ():
             if not 0 < value <= 1e6:
                 raise InvalidArgumentError(name, value, "must be above 0, at most 1000000")
-    streams = form.concurrency or ([] if form.request_rate else [1])
-    return [*(Load(concurrency=one) for one in streams), *(Load(request_rate=one) for one in form.request_rate or ())]
+    streams = options.concurrency or ([] if options.request_rate else [1])
+    return [
+        *(Load(concurrency=one) for one in streams),
+        *(Load(request_rate=one) for one in options.request_rate or ()),
+    ]
 
 
 def prompts_of(path: Path, num: int | None) -> list[Prompt]:
@@ -206,17 +214,17 @@ def prompts_of(path: Path, num: int | None) -> list[Prompt]:
     return list(islice(cycle(prompts), num or len(prompts)))
 
 
-def _fields(form: BenchForm) -> dict[str, Any]:
+def _fields(options: BenchOptions) -> dict[str, Any]:
     try:
-        fields = json.loads(form.body)
+        fields = json.loads(options.body)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidArgumentError("body", form.body, "must be a JSON object")
-    own: dict[str, Any] = {"seed": form.seed}
-    if form.temperature is not None:
-        own["temperature"] = form.temperature
-    if form.ignore_eos:
+        raise InvalidArgumentError("body", options.body, "must be a JSON object")
+    own: dict[str, Any] = {"seed": options.seed}
+    if options.temperature is not None:
+        own["temperature"] = options.temperature
+    if options.ignore_eos:
         own["ignore_eos"] = True
     return own | fields
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from betoken.cli import connection as c
 from betoken.cli import provenance, report, starting
 from betoken.cli.up import services_config
-from betoken.cli.up_form import UpForm
+from betoken.cli.up_options import UpOptions
 from betoken.client import BetokenError, ChatMessage, Client, Generation, RequestCancelledError, Sampling
 
 EXIT_COMMAND = "/exit"
@@ -31,7 +31,7 @@ _SAMPLING = "Sampling (default: the model's)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatForm(c.Connection):
+class ChatOptions(c.Connection):
     """The values of the options."""
 
     system: Annotated[str | None, typer.Option(help="System message at the beginning of the conversation.")] = None
@@ -62,23 +62,23 @@ class ChatForm(c.Connection):
     ] = 600.0
 
 
-def chat(form: ChatForm) -> None:
+def chat(options: ChatOptions) -> None:
     """Chat with a model: Ctrl-C stops an answer, /exit or Ctrl-D ends the chat."""
-    if form.model is None:
-        if form.draft is not None:
+    if options.model is None:
+        if options.draft is not None:
             raise typer.BadParameter("needs --model, whose services would use it", param_hint="--draft")
-        _chat(form)
+        _chat(options)
         return
-    with _served(form) as address:
-        _chat(replace(form, address=address))
+    with _served(options) as address:
+        _chat(replace(options, address=address))
 
 
 @contextmanager
-def _served(form: ChatForm) -> Iterator[str]:
-    """Address of a router that serves `form.model` until the end of the chat."""
+def _served(options: ChatOptions) -> Iterator[str]:
+    """Address of a router that serves `options.model` until the end of the chat."""
     starting.check_can_start("chat --model")
     console = Console(stderr=True)
-    local = UpForm(target=form.model, draft=form.draft, compile=form.compile, port=0, no_gateway=True)
+    local = UpOptions(target=options.model, draft=options.draft, compile=options.compile, port=0, no_gateway=True)
     try:
         config = services_config(local, console)
     except typer.BadParameter as error:
@@ -93,20 +93,20 @@ def _served(form: ChatForm) -> Iterator[str]:
         starting.stop(services, console)
 
 
-def _chat(form: ChatForm) -> None:
-    with c.reported_errors(form, as_json=False), form.client() as client:
+def _chat(options: ChatOptions) -> None:
+    with c.reported_errors(options, as_json=False), options.client() as client:
         info = client.model_info()
         if not info.has_chat_template:
             sys.stderr.write(f"betoken: {info.model} has no chat template; `betoken generate` completes text\n")
             raise typer.Exit(c.EXIT_FAILED)
-        sampling = Sampling(temperature=form.temperature, seed=form.seed, max_new_tokens=form.max_new_tokens)
+        sampling = Sampling(temperature=options.temperature, seed=options.seed, max_new_tokens=options.max_new_tokens)
         console = Console()
         view = _View(console, provenance.Provenance(console, info.sources))
         if view.is_dialogue:
             console.print(f"{info.model}: Ctrl-C stops an answer, {EXIT_COMMAND} or Ctrl-D ends the chat", markup=False)
         # On a terminal Ctrl-C right after an answer does nothing, so that it cannot end the chat by chance.
         with _on_interrupt(_ignore) if view.is_dialogue else nullcontext():
-            Conversation(client, sampling, view, form.system).run()
+            Conversation(client, sampling, view, options.system).run()
 
 
 class _View:

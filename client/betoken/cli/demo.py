@@ -26,12 +26,12 @@ from rich.table import Table
 from rich.text import Text
 
 from betoken.cli import connection as c
-from betoken.cli import starting, up_options
+from betoken.cli import starting, up_checks
 from betoken.cli.provenance import Provenance, visible
 from betoken.cli.report import TimedCompletion
 from betoken.cli.services import missing_packages
 from betoken.cli.up import services_config
-from betoken.cli.up_form import UpForm
+from betoken.cli.up_options import UpOptions
 from betoken.client import Client, Completion, Sampling, Speculation, Token
 
 IDENTITY_MODULE = "betoken.bench.identity"
@@ -51,7 +51,7 @@ PROMPT = '''def merge_sorted(left, right):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoForm:
+class DemoOptions:
     """The values of the options."""
 
     target: Annotated[
@@ -79,10 +79,10 @@ class Check:
     """Hardware and versions of the comparison, if it reports them."""
 
 
-def demo(form: DemoForm) -> None:
+def demo(options: DemoOptions) -> None:
     """Complete a text with and without speculation: sources in colour, both speeds, equal tokens."""
     starting.check_can_start("demo")
-    result = Demo(form, Console()).run()
+    result = Demo(options, Console()).run()
     print(json.dumps(result))
     if not result["identical_to_target"]:
         raise typer.Exit(c.EXIT_FAILED)
@@ -91,9 +91,9 @@ def demo(form: DemoForm) -> None:
 class Demo:
     """One run of the demo."""
 
-    def __init__(self, form: DemoForm, console: Console) -> None:
-        self._form = form
-        self._prompt = PROMPT if form.prompt is None else form.prompt
+    def __init__(self, options: DemoOptions, console: Console) -> None:
+        self._options = options
+        self._prompt = PROMPT if options.prompt is None else options.prompt
         self._console = console
 
     def run(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Demo:
             for is_drafted in (True, False):  # warm-up
                 self._answer(client, is_drafted)
             self._show(client)
-            pairs = [(self._answer(client, True), self._answer(client, False)) for _ in range(self._form.repeats)]
+            pairs = [(self._answer(client, True), self._answer(client, False)) for _ in range(self._options.repeats)]
         own = all(drafted.completion.output_ids == plain.completion.output_ids for drafted, plain in pairs)
-        checks = {f"own decoding without speculation, {self._form.dtype}": Check(own)}
+        checks = {f"own decoding without speculation, {self._options.dtype}": Check(own)}
         if (of_transformers := self._check_against_transformers()) is not None:
             checks["transformers generate(), float32"] = of_transformers
         is_identical = all(check.is_equal for check in checks.values())
@@ -113,8 +113,8 @@ class Demo:
             "checked_against": {name: check.is_equal for name, check in checks.items()},
             **(_speeds(pairs) if is_identical else {}),
             **_acceptance([drafted.completion for drafted, _ in pairs]),
-            "drafter": self._form.drafter,
-            "dtype": self._form.dtype,
+            "drafter": self._options.drafter,
+            "dtype": self._options.dtype,
             "num_new_tokens": len(pairs[0][0].completion.output_ids),
             "repeats": len(pairs),
             **{name: value for check in checks.values() for name, value in check.conditions.items()},
@@ -125,8 +125,8 @@ class Demo:
     @contextmanager
     def _client(self) -> Iterator[Client]:
         """A client of services that are started for the demo."""
-        form = self._form
-        local = UpForm(target=form.target, draft=form.draft, dtype=form.dtype, port=0, no_gateway=True)
+        options = self._options
+        local = UpOptions(target=options.target, draft=options.draft, dtype=options.dtype, port=0, no_gateway=True)
         config = replace(services_config(local, self._console), prefix_caching=False)  # the prompt is repeated
         services = starting.started(config, self._console)
         connection = c.Connection(address=services.address)
@@ -137,11 +137,13 @@ class Demo:
             services.stop()
 
     def _sampling(self) -> Sampling:
-        form = self._form
-        return Sampling(temperature=form.temperature, top_k=0, top_p=1.0, seed=0, max_new_tokens=form.max_new_tokens)
+        options = self._options
+        return Sampling(
+            temperature=options.temperature, top_k=0, top_p=1.0, seed=0, max_new_tokens=options.max_new_tokens
+        )
 
     def _speculation(self, is_drafted: bool) -> Speculation:
-        return Speculation(self._form.drafter) if is_drafted else Speculation(off=True)
+        return Speculation(self._options.drafter) if is_drafted else Speculation(off=True)
 
     def _answer(self, client: Client, is_drafted: bool) -> TimedCompletion:
         start = perf_counter()
@@ -173,18 +175,18 @@ class Demo:
         if missing := missing_packages(IDENTITY_NEEDS):
             self._console.print(f"not compared with transformers: needs {', '.join(missing)}", soft_wrap=True)
             return None
-        form = self._form
-        target, draft = up_options.models(form.target, form.draft)
+        options = self._options
+        target, draft = up_checks.models(options.target, options.draft)
         with (
             self._console.status("comparing with generate() of transformers"),
             tempfile.TemporaryDirectory() as folder,
         ):
             prompts = Path(folder, "prompt.jsonl")
             prompts.write_text(json.dumps({"prompt": self._prompt}) + "\n", encoding="utf-8")
-            options = {"target": target, "draft": draft, "prompts": prompts, "out": Path(folder, "out")}
-            options |= {"max-new-tokens": form.max_new_tokens, "compile": "off"}
-            options |= {"cells": f"float32-t0-{form.drafter}-k4-c1"}
-            arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+            values = {"target": target, "draft": draft, "prompts": prompts, "out": Path(folder, "out")}
+            values |= {"max-new-tokens": options.max_new_tokens, "compile": "off"}
+            values |= {"cells": f"float32-t0-{options.drafter}-k4-c1"}
+            arguments = [part for name, value in values.items() for part in (f"--{name}", str(value))]
             done = subprocess.run(
                 [sys.executable, "-m", IDENTITY_MODULE, *arguments], capture_output=True, text=True, check=False
             )

@@ -14,35 +14,35 @@ from rich.console import Console
 
 from betoken.cli import connection as c
 from betoken.cli import provenance, report
-from betoken.cli.generate_form import GenerateForm
+from betoken.cli.generate_options import GenerateOptions
 from betoken.client import BetokenError, ChatMessage, Client, Completion, Generation, ModelInfo, SourceInfo
 
 _INFO_TIMEOUT_S = 2.0
 
 
-def generate(form: GenerateForm) -> None:
+def generate(options: GenerateOptions) -> None:
     """Stream an answer; on a terminal each token has the colour of its source."""
-    sampling, speculation, question = form.sampling(), form.speculation(), form.question()
-    constraint = form.constraint()
-    with c.reported_errors(form, form.json_), form.client() as client:
-        if isinstance(question, str) and not form.is_raw and client.model_info(wait=False).has_chat_template:
+    sampling, speculation, question = options.sampling(), options.speculation(), options.question()
+    constraint = options.constraint()
+    with c.reported_errors(options, options.json_), options.client() as client:
+        if isinstance(question, str) and not options.is_raw and client.model_info(wait=False).has_chat_template:
             question = [ChatMessage(role="user", content=question)]
         generation = client.generate(
             question,
             sampling=sampling,
             speculation=speculation,
             constraint=constraint,
-            prediction=form.predicted_text(),
-            suffix=form.suffix,
-            n=form.num_answers,
-            model=form.model,
-            tenant=form.tenant,
-            **form.prompt_options(),
+            prediction=options.predicted_text(),
+            suffix=options.suffix,
+            n=options.num_answers,
+            model=options.model,
+            tenant=options.tenant,
+            **options.prompt_options(),
         )
         start = time.monotonic()
-        if form.num_answers > 1:
-            _show_all(generation.results(), time.monotonic() - start, form.json_)
-        elif form.json_:
+        if options.num_answers > 1:
+            _show_all(generation.results(), time.monotonic() - start, options.json_)
+        elif options.json_:
             completion = generation.result()
             print(json.dumps(report.as_json(completion, time.monotonic() - start)))
         elif sys.stdout.isatty():

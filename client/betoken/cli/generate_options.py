@@ -23,7 +23,7 @@ _SPECULATION = "Speculation (never changes a token in the mode `coupled`)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateForm(Connection):
+class GenerateOptions(Connection):
     """The values of the options."""
 
     prompt: Annotated[str | None, typer.Argument(help="Text; `-` or none at all: standard input.")] = None
@@ -266,8 +266,8 @@ def _settings(texts: list[str]) -> dict[str, str] | None:
     return settings or None
 
 
-def _pair(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
+def _pair(text: str, option: str, expected: str = "NAME=VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not {expected}", param_hint=option)
     return name, value

@@ -31,18 +31,18 @@ _STATE_STYLES = {"ready": "green", "loading": "yellow", "connecting": "yellow", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfoForm(c.Connection):
+class InfoOptions(c.Connection):
     """The values of the options."""
 
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     timeout_s: Annotated[float, c.TIMEOUT_S] = 10.0
 
 
-def info(form: InfoForm) -> None:
+def info(options: InfoOptions) -> None:
     """Show the served model, its defaults and its workers."""
-    with c.reported_errors(form, form.json_), form.client() as client:
+    with c.reported_errors(options, options.json_), options.client() as client:
         model = client.model_info(wait=False)  # it is asked most where workers are not ready
-        if form.json_:
+        if options.json_:
             print(json.dumps(asdict(model)))
             return
         console = _console()

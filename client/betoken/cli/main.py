@@ -10,18 +10,18 @@ from typing import Annotated
 import typer
 
 from betoken.cli import services
-from betoken.cli.bench import BenchForm, bench
-from betoken.cli.chat import ChatForm, chat
+from betoken.cli.bench import BenchOptions, bench
+from betoken.cli.chat import ChatOptions, chat
 from betoken.cli.command import command
-from betoken.cli.demo import DemoForm, demo
+from betoken.cli.demo import DemoOptions, demo
 from betoken.cli.generate import generate
-from betoken.cli.generate_form import GenerateForm
-from betoken.cli.info import InfoForm, info
-from betoken.cli.measure import MeasureForm, measure
+from betoken.cli.generate_options import GenerateOptions
+from betoken.cli.info import InfoOptions, info
+from betoken.cli.measure import MeasureOptions, measure
 from betoken.cli.new_key import new_key
-from betoken.cli.plan import PlanForm, print_plan
+from betoken.cli.plan import PlanOptions, print_plan
 from betoken.cli.up import up
-from betoken.cli.up_form import up_form
+from betoken.cli.up_options import up_options_class
 from betoken.common.release import __version__
 
 app = typer.Typer(
@@ -30,15 +30,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Speculative decoding as a service: draft workers guess, verify workers decide, not one token changes.",
 )
-app.command()(command(up, up_form()))
-app.command()(command(generate, GenerateForm))
-app.command()(command(chat, ChatForm))
-app.command()(command(info, InfoForm))
-app.command()(command(demo, DemoForm))
+app.command()(command(up, up_options_class()))
+app.command()(command(generate, GenerateOptions))
+app.command()(command(chat, ChatOptions))
+app.command()(command(info, InfoOptions))
+app.command()(command(demo, DemoOptions))
 app.command()(new_key)
-app.command("plan")(command(print_plan, PlanForm))
-app.command()(command(measure, MeasureForm))
-app.command()(command(bench, BenchForm))
+app.command("plan")(command(print_plan, PlanOptions))
+app.command()(command(measure, MeasureOptions))
+app.command()(command(bench, BenchOptions))
 for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),

@@ -25,7 +25,7 @@ from betoken.loadtest.prompts import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureForm(c.Connection):
+class MeasureOptions(c.Connection):
     """The values of the options."""
 
     prompts: Annotated[Path, typer.Option(help="Prompts, as for `betoken bench`.")]
@@ -41,19 +41,19 @@ class MeasureForm(c.Connection):
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
-def measure(form: MeasureForm) -> None:
+def measure(options: MeasureOptions) -> None:
     """Measure step times, acceptance and hops of running workers; print the plan they give and the measured speed-up.
 
     One stream answers each prompt without speculation and then with drafts of a fixed length. Other load disturbs it.
     """
-    with c.reported_errors(form, form.json_), form.client() as client:
-        prompts = prompts_of(form.prompts, form.num_prompts)
+    with c.reported_errors(options, options.json_), options.client() as client:
+        prompts = prompts_of(options.prompts, options.num_prompts)
         info = client.model_info()
-        decoded, drafted = _answers(client, info, form, prompts)
-        result = measured(decoded, drafted, form.num_draft_tokens, form.hit_rate, form.draft)
+        decoded, drafted = _answers(client, info, options, prompts)
+        result = measured(decoded, drafted, options.num_draft_tokens, options.hit_rate, options.draft)
         planned = plan(result.inputs)
-        ratio = _table_ratio(info, form.num_draft_tokens)
-        if form.json_:
+        ratio = _table_ratio(info, options.num_draft_tokens)
+        if options.json_:
             told = {"measured": result.as_json(), "table_verify_ratio": ratio, "drafter": drafted[0].drafter}
             print(json.dumps(told | {"plan": as_json(planned)}))
             return
@@ -64,15 +64,15 @@ def measure(form: MeasureForm) -> None:
 
 
 def _answers(
-    client: Client, info: ModelInfo, form: MeasureForm, prompts: list[Prompt]
+    client: Client, info: ModelInfo, options: MeasureOptions, prompts: list[Prompt]
 ) -> tuple[list[Completion], list[Completion]]:
     """Answers without speculation and with drafts, in turn after one unmeasured pair.
 
     Raises:
         UnavailableError: tokens differ, so that speeds cannot be compared.
     """
-    sampling = Sampling(temperature=form.temperature, seed=0, max_new_tokens=form.max_new_tokens, ignore_eos=True)
-    ways = (Speculation(off=True), Speculation(form.drafter, num_draft_tokens=form.num_draft_tokens))
+    sampling = Sampling(temperature=options.temperature, seed=0, max_new_tokens=options.max_new_tokens, ignore_eos=True)
+    ways = (Speculation(off=True), Speculation(options.drafter, num_draft_tokens=options.num_draft_tokens))
     pairs = []
     for prompt in (prompts[0], *prompts):
         is_chat = prompt.is_chat and info.has_chat_template

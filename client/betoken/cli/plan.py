@@ -19,7 +19,7 @@ from betoken.common.economy.plan import DraftKind, Plan, PlanInputs, PlannedMode
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanForm:
+class PlanOptions:
     """The values of the options."""
 
     target_step_ms: Annotated[float, typer.Option(help="Decode step of the target with --batch sequences, ms.")]
@@ -38,12 +38,12 @@ class PlanForm:
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
-def print_plan(form: PlanForm) -> None:
+def print_plan(options: PlanOptions) -> None:
     """Predict the speed-up of speculative decoding, the best draft length, and the costs at which it is slower."""
-    with reported_errors(None, form.json_):
-        values = {field.name: getattr(form, field.name) for field in fields(PlanInputs)}
+    with reported_errors(None, options.json_):
+        values = {field.name: getattr(options, field.name) for field in fields(PlanInputs)}
         planned = plan(PlanInputs(**values))
-        if form.json_:
+        if options.json_:
             print(json.dumps(as_json(planned)))
             return
         console = Console()

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 
 from betoken.cli import services as service_commands
-from betoken.cli import up_options as options
+from betoken.cli import up_checks
 from betoken.cli.connection import EXIT_FAILED, let_go_of_output
 from betoken.cli.local_services import LocalServices, LocalServicesConfig
 from betoken.cli.starting import check_can_start, complain, interrupt, started, stop
 from betoken.cli.supervision import Supervisor
-from betoken.cli.up_form import UpForm
+from betoken.cli.up_options import UpOptions
 from betoken.client import ClientTls
 from betoken.common.release import how_to_install
 
@@ -30,22 +30,22 @@ _STOP_GRACE_S = 3660.0
 """Above the longest `--drain-grace-s`: services end by themselves within their own; interrupted again, at once."""
 
 
-def up(form: UpForm) -> None:
+def up(options: UpOptions) -> None:
     """Run all services on this machine until Ctrl-C."""
     check_can_start("up")
     console = Console(stderr=True)
-    config = services_config(form, console)
+    config = services_config(options, console)
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, interrupt)  # the terminal was closed
     names = (*(config.drafters or ()), *config.attached_drafters)
-    if form.drafters is None and (left_out := options.left_out(names)):
+    if options.drafters is None and (left_out := up_checks.left_out(names)):
         text = f"betoken: no --draft: without the drafters {', '.join(left_out)}"
         console.print(text, markup=False, soft_wrap=True)
     services = started(config, console)
     is_interrupted = False
     try:
-        _announce(services, _EMBEDDED_PROMPT if form.target is None else _PROMPT)
+        _announce(services, _EMBEDDED_PROMPT if options.target is None else _PROMPT)
         _watch(services, console)
     except KeyboardInterrupt:
         is_interrupted = True
@@ -56,48 +56,53 @@ def up(form: UpForm) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def services_config(form: UpForm, console: Console) -> LocalServicesConfig:
+def services_config(options: UpOptions, console: Console) -> LocalServicesConfig:
     """The services to start, all options checked.
 
     Raises:
         typer.BadParameter: options that do not fit together, or this machine.
     """
-    target, draft = options.models(form.target, form.draft)
-    models = options.drafter_models(target, draft, form.weights)
-    verify_options = options.split("--verify-options", form.verify_options)
-    attached = options.attached(form.attached_drafters, form.drafters, models, verify_options)
-    names = options.drafters(form.drafters, models, attached)
-    options.check_models_are_used((*names, *attached), models, form.weights, is_draft_named=form.draft is not None)
-    named = {"--draft": draft} | {options.flag(name): value for name, value in form.weights.items()}
-    options.check_paths({"--target": target} | named)
-    router_options = options.split("--router-options", form.router_options)
-    options.check_tokenizers(target, named if names else {}, router_options)
-    port = options.checked_port(form.host, form.port)
-    http_port = None if form.no_gateway else _http_port(form.host, form.http_port, console)
+    target, draft = up_checks.models(options.target, options.draft)
+    models = up_checks.drafter_models(target, draft, options.weights)
+    verify_options = up_checks.split("--verify-options", options.verify_options)
+    attached = up_checks.attached(options.attached_drafters, options.drafters, models, verify_options)
+    names = up_checks.drafters(options.drafters, models, attached)
+    up_checks.check_models_are_used(
+        (*names, *attached), models, options.weights, is_draft_named=options.draft is not None
+    )
+    named = {"--draft": draft} | {up_checks.flag(name): value for name, value in options.weights.items()}
+    up_checks.check_paths({"--target": target} | named)
+    router_options = up_checks.split("--router-options", options.router_options)
+    up_checks.check_tokenizers(target, named if names else {}, router_options)
+    port = up_checks.checked_port(options.host, options.port)
+    http_port = None if options.no_gateway else _http_port(options.host, options.http_port, console)
     tls = ClientTls(
-        form.router_tls_ca_file, form.router_tls_cert_file, form.router_tls_key_file, form.router_tls_server_name
+        options.router_tls_ca_file,
+        options.router_tls_cert_file,
+        options.router_tls_key_file,
+        options.router_tls_server_name,
     )
     return LocalServicesConfig(
         target=target,
         draft=draft,
-        weights=form.weights,
+        weights=options.weights,
         drafters=names,
         attached_drafters=attached,
-        dtype=form.dtype,
-        verify_threads=form.threads,
-        draft_threads=form.draft_threads,
-        compile=form.compile,
-        num_verify_workers=form.num_verify_workers,
-        num_draft_workers=form.num_draft_workers,
-        host=form.host,
+        dtype=options.dtype,
+        verify_threads=options.threads,
+        draft_threads=options.draft_threads,
+        compile=options.compile,
+        num_verify_workers=options.num_verify_workers,
+        num_draft_workers=options.num_draft_workers,
+        host=options.host,
         port=port,
         verify_options=verify_options,
-        draft_options=options.split("--draft-options", form.draft_options),
+        draft_options=up_checks.split("--draft-options", options.draft_options),
         router_options=router_options,
         http_port=http_port,
-        gateway_options=options.split("--gateway-options", form.gateway_options),
-        router_tls=options.router_tls(router_options, tls),
-        log_directory=form.log_directory,
+        gateway_options=up_checks.split("--gateway-options", options.gateway_options),
+        router_tls=up_checks.router_tls(router_options, tls),
+        log_directory=options.log_directory,
         stop_grace_s=_STOP_GRACE_S,
     )
 
@@ -111,7 +116,7 @@ def _http_port(host: str, port: int | None, console: Console) -> int | None:
         text = f"betoken: no gateway: it needs {', '.join(missing)}: {how_to_install('gateway')}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return None
-    return options.checked_http_port(host, port)
+    return up_checks.checked_http_port(host, port)
 
 
 def _announce(services: LocalServices, prompt: str) -> None:

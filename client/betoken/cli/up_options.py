@@ -1,6 +1,6 @@
 """The options of `betoken up`, each declared once. Options of drafters come from the registry.
 
-`up_options` holds them against each other.
+`up_checks` holds them against each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpForm:
+class UpOptions:
     """The values of the options."""
 
     target: Annotated[
@@ -139,13 +139,13 @@ class UpForm:
     @property
     def weights(self) -> dict[str, str]:
         """Models and weights of drafters, by option, without empty ones."""
-        own = {each.name for each in fields(UpForm)}
+        own = {each.name for each in fields(UpOptions)}
         named = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in own}
         return {name: value for name, value in named.items() if value}
 
 
-def up_form() -> type[UpForm]:
-    """The form with the options for models and weights of drafters; without them if the services are not installed."""
+def up_options_class() -> type[UpOptions]:
+    """`UpOptions`, if the services are installed with the options for models and weights of drafters."""
     declared = [
         (
             option.name,
@@ -158,4 +158,4 @@ def up_form() -> type[UpForm]:
         for option in _OPTIONS
     ]
     weights = make_dataclass("Weights", declared, frozen=True, kw_only=True)
-    return make_dataclass("UpForm", [], bases=(UpForm, weights), frozen=True, kw_only=True)
+    return make_dataclass("UpOptions", [], bases=(UpOptions, weights), frozen=True, kw_only=True)
