@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 from betoken.gateway.app import create_app
 from betoken.gateway.chat import ChatBody
 from betoken.gateway.completions import CompletionBody
-from betoken.gateway.infill import InfillBody
+from betoken.gateway.fim import FimBody
+from betoken.gateway.infill import InfillBody, LlamaCompletionBody
 from betoken.gateway.responses import ResponsesBody
 from betoken.gateway.settings import GatewaySettings
 from tests.gateway.conftest import Gate, MakeGate
@@ -23,8 +24,10 @@ BODIES = {
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponsesBody,
     "/infill": InfillBody,
+    "/completion": LlamaCompletionBody,
+    "/v1/fim/completions": FimBody,
 }
-MANY_FIELDS = ("/v1/chat/completions", "/v1/responses", "/infill")
+MANY_FIELDS = ("/v1/chat/completions", "/v1/responses", "/infill", "/completion")
 """Paths whose fields are too many for the default run."""
 
 
@@ -77,7 +80,7 @@ def test_the_openapi_schema_describes_every_field_as_it_is_read(path: str) -> No
     for name, (_, neutral) in body.refused.items():
         assert fields[name]["enum"] == [*neutral, None] and fields[name]["description"]
     validator = Draft202012Validator(schema | {"components": description["components"]})
-    least = {"prompt": "a"} if body is CompletionBody else {"input": "a"}
+    least = {"input": "a"} if body is ResponsesBody else {"prompt": "a"}
     least = {"messages": [{"role": "user", "content": "a"}]} if body is ChatBody else least
     least = {"input_prefix": "a", "input_suffix": "b"} if body is InfillBody else least
     for name in fields.keys() - least.keys():

@@ -61,7 +61,35 @@ TABBY = {
     "stream": True,
     "presence_penalty": 0.0,
 }
-"""As Tabby sends it."""
+"""As Tabby sends it to completions of OpenAI's."""
+TABBY_LLAMA = {
+    "seed": 7,
+    "prompt": CONTINUE["prompt"],
+    "n_predict": 64,
+    "temperature": 0.1,
+    "stream": True,
+    "penalty_last_n": 0,
+    "presence_penalty": 0.0,
+}
+"""As Tabby sends it to llama.cpp."""
+CONTINUE_LLAMA = {
+    "prompt": CONTINUE["prompt"],
+    "stream": True,
+    "n_predict": 64,
+    "stop": CONTINUE["stop"],
+    "temperature": 0.01,
+}
+"""As Continue sends it to llama.cpp."""
+TABBY_MISTRAL = {
+    "prompt": "def f():\n",
+    "suffix": "\nprint(1)\n",
+    "model": "fake",
+    "temperature": 0.1,
+    "max_tokens": 64,
+    "stream": True,
+    "random_seed": 7,
+}
+"""As Tabby sends it to Mistral's endpoint."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +135,30 @@ async def test_completions_of_an_editor_are_infills(gate: Gate, body: dict[str, 
     assert "".join(event["choices"][0]["text"] for event in texts(reply.text)) == MIDDLE
     asked = await gate.post("/infill", {**GAP, "temperature": 0})
     assert asked.json()["content"] == MIDDLE, "the same gap"
+    assert len(drafted_prompts(gate)) == 1
+
+
+@pytest.mark.parametrize("body", [CONTINUE_LLAMA, TABBY_LLAMA], ids=["Continue", "Tabby"])
+async def test_a_completion_of_llama_cpp_is_the_infill_of_its_prompt(gate: Gate, body: dict[str, Any]) -> None:
+    told = texts((await gate.post("/completion", body)).text)
+    assert "".join(event["content"] for event in told) == MIDDLE
+    assert [event["stop"] for event in told] == [False] * (len(told) - 1) + [True]
+    assert (await gate.post("/infill", {**GAP, "temperature": 0})).json()["content"] == MIDDLE, "the same gap"
+    assert len(drafted_prompts(gate)) == 1
+
+
+async def test_a_completion_of_llama_cpp_takes_token_ids(gate: Gate, tokenizer: Tokenizer) -> None:
+    body = {"prompt": tokenizer.encode("the"), "n_predict": 3, "return_tokens": True, "temperature": 0}
+    told = (await gate.post("/completion", body)).json()
+    assert told["tokens"] == list(tokenizer.encode(MIDDLE))[:3] and told["stop_type"] == "limit"
+
+
+async def test_a_fim_completion_of_mistral_is_an_infill_whose_events_all_have_text(gate: Gate) -> None:
+    told = texts((await gate.post("/v1/fim/completions", TABBY_MISTRAL)).text)
+    assert "".join(event["choices"][0]["delta"]["content"] for event in told) == MIDDLE
+    assert told[-1]["choices"][0]["finish_reason"] == "stop" and told[0]["object"] == "chat.completion.chunk"
+    whole = (await gate.post("/v1/fim/completions", TABBY_MISTRAL | {"stream": False})).json()
+    assert whole["choices"][0]["message"]["content"] == MIDDLE and whole["choices"][0]["betoken"]["seed"] == 7
     assert len(drafted_prompts(gate)) == 1
 
 
@@ -177,6 +229,12 @@ async def test_an_infill_has_the_served_model_name(make_gate: MakeGate) -> None:
         ("/infill", {**GAP, "repeat_last_n": 64}, "repeat_last_n"),
         ("/infill", {**GAP, "wishes": 1}, "wishes"),
         ("/infill", {**GAP, "betoken": {"add_special_tokens": False}}, "betoken.add_special_tokens"),
+        ("/completion", {"prompt": ["a"]}, "prompt"),
+        ("/completion", {"prompt": "a", "mirostat": 2}, "mirostat"),
+        ("/completion", {"prompt": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/v1/fim/completions", {"prompt": "a", "seed": 1}, "seed"),
+        ("/v1/fim/completions", {"prompt": "a", "random_seed": -1}, "random_seed"),
+        ("/v1/fim/completions", {"prompt": "a", "max_tokens": 10**6}, "max_tokens"),
         ("/v1/completions", {"prompt": [5], "suffix": "a"}, "suffix"),
         ("/v1/completions", {"prompt": "a", "suffix": "a", "echo": True}, "echo"),
     ],

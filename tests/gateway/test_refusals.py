@@ -16,6 +16,7 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),  # its model has no tokens for a gap
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+    ("/v1/fim/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
     (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),

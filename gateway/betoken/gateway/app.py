@@ -26,9 +26,10 @@ from betoken.gateway.completions import CompletionBody, CompletionForm
 from betoken.gateway.door import Door, caller_headers, request_id_of
 from betoken.gateway.edge import Edge
 from betoken.gateway.errors import ErrorBody, Failure, RefusedError, failure_of
+from betoken.gateway.fim import FimBody, FimForm
 from betoken.gateway.form import Form
-from betoken.gateway.infill import InfillBody
-from betoken.gateway.infill_form import InfillForm
+from betoken.gateway.infill import InfillBody, LlamaCompletionBody
+from betoken.gateway.infill_form import LlamaForm
 from betoken.gateway.json_route import JsonRoute
 from betoken.gateway.metrics import Metrics
 from betoken.gateway.model_names import ModelNames
@@ -96,16 +97,28 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return reply(request, ResponsesForm(body, request_id_of(request), form.name), body.questions(form), body)
 
 
+async def fim_completions(body: FimBody, request: Request) -> Response:
+    """The text of a gap, by Mistral's protocol."""
+    return reply(request, FimForm(body, request_id_of(request)), body.questions(), body)
+
+
 async def infill(body: InfillBody, request: Request) -> Response:
     """The text of a gap, by the protocol of llama.cpp's server."""
-    return reply(request, InfillForm(body, request_id_of(request)), body.questions(), body)
+    return reply(request, LlamaForm(body, request_id_of(request)), body.questions(), body)
+
+
+async def completion(body: LlamaCompletionBody, request: Request) -> Response:
+    """An answer to a text or token ids, by the protocol of llama.cpp's server."""
+    return reply(request, LlamaForm(body, request_id_of(request)), body.questions(), body)
 
 
 _ENDPOINTS: dict[str, Callable[..., Any]] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
     "/v1/responses": responses,
+    "/v1/fim/completions": fim_completions,
     "/infill": infill,
+    "/completion": completion,
 }
 
 

@@ -1,4 +1,4 @@
-"""`/infill` of llama.cpp's server: its body.
+"""`/infill` and `/completion` of llama.cpp's server: their bodies.
 
 Fields of llama.cpp are honoured, have no effect that a client could miss, or are rejected by name; docs/http.md lists
 them. Knows no transport: `answering` asks and sends.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from betoken.client import Sampling
-from betoken.gateway.body import Body, GenerationBody, Many, Refusals, refuse
+from betoken.gateway.body import Body, GenerationBody, Many, Refusals, refuse, said_as
 from betoken.gateway.infill_end import EndRules, InfillQuestion
 from betoken.gateway.question import Question
 
@@ -50,8 +50,8 @@ class ExtraFile(Body):
     time: Any = Field(None, description=f"{_NO_EFFECT}llama.vim notes when it took the text.")
 
 
-class InfillBody(GenerationBody):
-    """The fields of a request."""
+class LlamaBody(GenerationBody):
+    """The fields that both have."""
 
     refused: ClassVar[Refusals] = {
         **{name: ("is not supported", neutral) for name, neutral in _SWITCHED_OFF.items()},
@@ -70,10 +70,6 @@ class InfillBody(GenerationBody):
         "json_schema": ("is not supported: use betoken.constraint", ()),
         "lora": ("is not supported", ([],)),
     }
-    input_prefix: str = Field(description="Text before the gap.")
-    input_suffix: str = Field(description="Text after the gap.")
-    input_extra: Many[ExtraFile] = Field(default_factory=list, description="Further files, the most relevant last.")
-    prompt: str = Field("", description="Text between input_prefix and the gap.")
     n_predict: int = Field(-1, ge=-1, description="Most tokens; 0 = prepare the prompt only, -1 = the default.")
     n_indent: int = Field(0, ge=0, description="Least indentation of each line after the first; 0 = any.")
     t_max_predict_ms: float = Field(0, ge=0, description="Time limit after the first token, at a line end; 0 = none.")
@@ -81,6 +77,7 @@ class InfillBody(GenerationBody):
     repeat_penalty: float | None = Field(None, description="Repetition penalty on prompt and output.")
     return_tokens: bool = Field(False, description="Whether the answer has its token ids.")
     response_fields: Many[str] | None = Field(None, description="Fields of the answer, nested ones after a slash.")
+    penalty_last_n: int = Field(-1, description=f"{_NO_EFFECT}Tabby sends it, llama.cpp does not know it.")
     id_slot: int = Field(-1, description=f"{_NO_EFFECT}requests have no slots.")
     cache_prompt: bool = Field(True, description=f"{_NO_EFFECT}computed prefixes are reused and change no token.")
     n_cache_reuse: int = Field(0, description=f"{_NO_EFFECT}computed prefixes are reused whatever their length.")
@@ -94,31 +91,14 @@ class InfillBody(GenerationBody):
     mirostat_eta: float = Field(0.1, description=f"{_NO_EFFECT}mirostat is 0.")
     dynatemp_exponent: float = Field(1.0, description=f"{_NO_EFFECT}dynatemp_range is 0.")
 
-    @model_validator(mode="after")
-    def _check(self) -> InfillBody:
-        for name in ("add_special_tokens", "escape_special_tokens"):
-            if getattr(self.betoken, name) is not None:
-                raise refuse(f"betoken.{name}", "must be absent: names of special tokens are text")
-        return self
+    @property
+    def _most(self) -> int | None:
+        """Most tokens; 0 only prepares the prompt, which is computed with its first token."""
+        return None if self.n_predict < 0 else max(1, self.n_predict)
 
-    def questions(self) -> list[Question]:
-        """The one question."""
-        most = None if self.n_predict < 0 else max(1, self.n_predict)  # a prompt is computed with its first token
-        return [
-            InfillQuestion(
-                self.input_prefix + self.prompt,
-                self.first_seed(),
-                self._applied(self.sampling(max_new_tokens=most, logprobs=None)),
-                self.betoken.speculation(),
-                self.model,
-                self.user,
-                _NAMES,
-                constraint=self.betoken.constraint,
-                suffix=self.input_suffix,
-                files=[(file.filename, file.text) for file in self.input_extra],
-                end=EndRules(self.n_indent, self.t_max_predict_ms / 1000, is_empty=self.n_predict == 0),
-            )
-        ]
+    @property
+    def _end(self) -> EndRules:
+        return EndRules(self.n_indent, self.t_max_predict_ms / 1000, is_empty=self.n_predict == 0)
 
     def first_seed(self) -> int:
         """The seed; -1 draws one, as in llama.cpp."""
@@ -142,3 +122,66 @@ class InfillBody(GenerationBody):
         elif "temperature" not in listed:
             neutral["temperature"] = 1.0
         return replace(given, repetition_penalty=penalty, **neutral)
+
+
+class InfillBody(LlamaBody):
+    """The fields of a gap."""
+
+    input_prefix: str = Field(description="Text before the gap.")
+    input_suffix: str = Field(description="Text after the gap.")
+    input_extra: Many[ExtraFile] = Field(default_factory=list, description="Further files, the most relevant last.")
+    prompt: str = Field("", description="Text between input_prefix and the gap.")
+
+    @model_validator(mode="after")
+    def _check(self) -> InfillBody:
+        for name in ("add_special_tokens", "escape_special_tokens"):
+            if getattr(self.betoken, name) is not None:
+                raise refuse(f"betoken.{name}", "must be absent: names of special tokens are text")
+        return self
+
+    def questions(self) -> list[Question]:
+        """The one question."""
+        return [
+            InfillQuestion(
+                self.input_prefix + self.prompt,
+                self.first_seed(),
+                self._applied(self.sampling(max_new_tokens=self._most, logprobs=None)),
+                self.betoken.speculation(),
+                self.model,
+                self.user,
+                _NAMES,
+                constraint=self.betoken.constraint,
+                suffix=self.input_suffix,
+                files=[(file.filename, file.text) for file in self.input_extra],
+                end=self._end,
+            )
+        ]
+
+
+class LlamaCompletionBody(LlamaBody):
+    """The fields of a text to go on with."""
+
+    prompt: Annotated[str | Many[int], said_as("must be text or token ids")] = Field(description="Text or token ids.")
+
+    @model_validator(mode="after")
+    def _check(self) -> LlamaCompletionBody:
+        if self.betoken.escape_special_tokens is not None:
+            raise refuse("betoken.escape_special_tokens", "is of chats")
+        return self
+
+    def questions(self) -> list[Question]:
+        """The one question."""
+        return [
+            InfillQuestion(
+                self.prompt,
+                self.first_seed(),
+                self._applied(self.sampling(max_new_tokens=self._most, logprobs=None)),
+                self.betoken.speculation(),
+                self.model,
+                self.user,
+                _NAMES,
+                constraint=self.betoken.constraint,
+                add_special_tokens=self.betoken.add_special_tokens,
+                end=self._end,
+            )
+        ]

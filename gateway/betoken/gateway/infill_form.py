@@ -1,4 +1,4 @@
-"""`/infill`: answers as llama.cpp's server writes them, whole and in events."""
+"""`/infill` and `/completion`: answers as llama.cpp's server writes them, whole and in events."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from betoken.client import AsyncGeneration, Completion, FinishReason, Piece
 from betoken.gateway.form import Form, choice_extension, piece_extension
-from betoken.gateway.infill import InfillBody
+from betoken.gateway.infill import LlamaBody
 
 
-class InfillForm(Form):
+class LlamaForm(Form):
     """Answers as llama.cpp's completion objects."""
 
     kind = ""
-    prefix = "infill"
+    prefix = "llama"
     names_events = True  # no [DONE]; the events have no type, and so no name
 
-    def __init__(self, body: InfillBody, request_id: str) -> None:
+    def __init__(self, body: LlamaBody, request_id: str) -> None:
         super().__init__(body, request_id)
         self._body = body
 
