@@ -1,4 +1,4 @@
-"""A GGUF file in llama.cpp, through the C functions of llama-cpp-python: steps, greedy answers, prompt lookup.
+"""A GGUF file in llama.cpp, through the C functions of llama-cpp-python: steps of given ids.
 
 Its Python classes are left out, since they copy unused logits.
 """
@@ -6,28 +6,14 @@ Its Python classes are left out, since they copy unused logits.
 import ctypes
 import importlib
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 MAX_TOKENS = 2048
 """Tokens of a context, and of a batch."""
-MAX_NGRAM = 3
 FORMATS = ("q4_0", "q4_1", "q8_0", "bf16")
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaAnswer:
-    """Greedy output ids with the seconds and forwards they took, the prompt's among them."""
-
-    ids: list[int]
-    seconds: float
-    num_forwards: int
 
 
 def load_library() -> Any:
@@ -72,23 +58,6 @@ def open_models(
         yield {name: models.enter_context(LlamaModel(library, path, num_threads)) for name, path in files.items()}
 
 
-def continuation(ids: Sequence[int], num_tokens: int) -> list[int]:
-    """The tokens that followed the latest earlier place of the longest ending of up to `MAX_NGRAM` ids.
-
-    Source: prompt lookup decoding (Saxena, 2023), as llama.cpp's `lookup` example drafts from the text itself.
-    """
-    if num_tokens < 1:
-        return []
-    text = np.asarray(ids, dtype=np.int64)
-    for length in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
-        places = np.nonzero((windows == text[-length:]).all(axis=1))[0]
-        if len(places):
-            start = int(places[-1]) + length
-            return [int(token) for token in text[start : start + num_tokens]]
-    return []
-
-
 class LlamaModel:
     """One sequence of one model; a context manager."""
 
@@ -118,19 +87,6 @@ class LlamaModel:
         self._library.llama_free(self._context)
         self._library.llama_model_free(self._model)
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of a text; names of special tokens in it are those tokens.
-
-        Raises:
-            ValueError: the text is longer than `MAX_TOKENS`.
-        """
-        data = text.encode()
-        ids = (self._library.llama_token * MAX_TOKENS)()
-        count = self._library.llama_tokenize(self._vocabulary, data, len(data), ids, MAX_TOKENS, True, True)
-        if count < 0:
-            raise ValueError(f"prompt: {-count} tokens, more than {MAX_TOKENS}")
-        return list(ids[:count])
-
     def forward(self, ids: Sequence[int], position: int, num_logits: int) -> None:
         """Run rows from a position on, which forgets what was there; the last `num_logits` get logits."""
         self._library.llama_memory_seq_rm(self._memory, 0, position, -1)
@@ -143,42 +99,6 @@ class LlamaModel:
         if status := self._library.llama_decode(self._context, batch):
             raise ValueError(f"{len(ids)} rows at {position}: llama.cpp answers {status}")
 
-    def best(self, row: int) -> int:
-        """Greedy id after a row of the last forward; waits for its end."""
-        logits = self._library.llama_get_logits_ith(self._context, row)
-        return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
-
     def wait(self) -> None:
         """Wait for the end of the last forward."""
         self._library.llama_get_logits_ith(self._context, -1)
-
-    def generate(self, prompt: str, max_new_tokens: int, num_draft_tokens: int) -> LlamaAnswer:
-        """A greedy answer, with up to so many tokens looked up in the text before each forward; 0 for none.
-
-        llama.cpp's rounding of a token depends on the batch, so drafts may change its tokens.
-        """
-        start = time.perf_counter()
-        ids = self.tokenize(prompt)
-        length = len(ids)
-        self.forward(ids, 0, 1)
-        ids.append(self.best(length - 1))
-        num_forwards = 1
-        while len(ids) - length < max_new_tokens and not self._is_end(ids[-1]):
-            room = max_new_tokens - (len(ids) - length) - 1
-            drafts = continuation(ids, min(num_draft_tokens, room))
-            self.forward([ids[-1], *drafts], len(ids) - 1, len(drafts) + 1)
-            num_forwards += 1
-            ids += self._accepted(drafts)
-        return LlamaAnswer(ids[length:], time.perf_counter() - start, num_forwards)
-
-    def _accepted(self, drafts: list[int]) -> list[int]:
-        """Drafts that equal the greedy ids, and the id after them."""
-        accepted: list[int] = []
-        for row in range(len(drafts) + 1):
-            accepted.append(self.best(row))
-            if row == len(drafts) or accepted[-1] != drafts[row] or self._is_end(accepted[-1]):
-                break
-        return accepted
-
-    def _is_end(self, token: int) -> bool:
-        return bool(self._library.llama_vocab_is_eog(self._vocabulary, token))

@@ -1,0 +1,1 @@
+"""Comparisons with other engines' servers on the same GGUF files."""
