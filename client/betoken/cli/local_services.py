@@ -26,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
 _RETRY = RetryPolicy(max_outage_s=3.0)
 """A router that cannot say what it serves has waited for a verify worker in vain, and says why; once is enough."""
+_SYNTHETIC = "is synthetic: its tokens and times are made up"
 VERIFY_MODULE = "betoken.verify_worker"
 DRAFT_MODULE = "betoken.draft_worker"
 ROUTER_MODULE = "betoken.router"
@@ -107,7 +108,7 @@ class LocalServices:
         self.services: dict[str, ServiceProcess] = {}
         """By name, in the order of their start."""
         self.remarks: list[str] = []
-        """Faults that the router found with serving workers."""
+        """Faults that the router found with serving workers, and which workers are synthetic."""
         self._on_progress = on_progress
         self._reported: dict[str, Progress] = {}
         """Last reported progress by name of the service."""
@@ -270,6 +271,7 @@ class LocalServices:
                 if not missing:
                     names = {service.address: name for name, service in self.services.items()}
                     self.remarks = [f"{names[w.address]} {w.detail}" for w in workers if w.detail]
+                    self.remarks += [f"{names[w.address]} {_SYNTHETIC}" for w in workers if w.is_synthetic]
                     return
                 first = missing[0]
                 if first.state == "refused" or time.monotonic() > deadline:

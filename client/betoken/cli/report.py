@@ -65,6 +65,8 @@ def table(completion: Completion, elapsed_s: float) -> Table:
             f"{stats.num_failed_drafts} failed drafts{reasons and f' ({reasons})'}, {stats.num_failovers} failovers"
         )
         grid.add_row("faults", f"{faults}, {completion.num_resumes} resumed streams")
+    if stats.is_synthetic:
+        grid.add_row("synthetic", "a worker simulates its model: tokens and times are made up")
     if stats.policy is not None:
         grid.add_row("speculation", stats.policy.reason)
     grid.add_row("seed", str(completion.seed))

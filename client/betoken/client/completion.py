@@ -108,6 +108,8 @@ class SpeculationStats:
     """Tokens drafted ahead, for all outcomes."""
     num_used_ahead_tokens: int = 0
     """Tokens drafted ahead that became part of a draft."""
+    is_synthetic: bool = False
+    """Whether a worker simulated its model: tokens, acceptance and times are made up."""
 
     @property
     def acceptance_rate(self) -> float:

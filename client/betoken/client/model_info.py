@@ -91,6 +91,8 @@ class WorkerStatus:
     """Verify workers: tokens since its start whose KV was reused and not computed."""
     snapshot_bytes: int
     """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
+    is_synthetic: bool
+    """Whether it simulates its model: tokens, acceptance and times are made up."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:

@@ -53,6 +53,7 @@ NUM_ACCEPTED = "betoken.num_accepted"
 DRAFT_POSITION = "betoken.draft_position"
 AHEAD_HIT = "betoken.ahead.hit"
 AHEAD_USED = "betoken.ahead.used"
+SYNTHETIC = "betoken.synthetic"
 QUEUE_MS = "betoken.queue_ms"
 
 PREDICTION = "prediction"

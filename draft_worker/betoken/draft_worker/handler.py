@@ -51,8 +51,8 @@ ANY_CONTEXT = 1 << 31
 class DraftResults(LinkResults[DraftLinkResponse]):
     """The core's sink: finished drafts as frames."""
 
-    def __init__(self) -> None:
-        super().__init__(DraftLinkResponse)
+    def __init__(self, delay_s: float = 0.0) -> None:
+        super().__init__(DraftLinkResponse, delay_s)
 
     def drafted(self, answers: list[Answer], load: Callable[[], WorkerLoad]) -> None:
         self.send("blocks", [(answer.key, _block(answer)) for answer in answers], load)

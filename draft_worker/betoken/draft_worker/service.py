@@ -16,6 +16,7 @@ from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
+from betoken.rpc.link.delay_line import delayed
 from betoken.rpc.memory import other_bytes
 from betoken.rpc.progress import LoadProgress
 from betoken.rpc.server import Service, freeze_loaded, listening
@@ -35,7 +36,7 @@ async def run(settings: DraftWorkerSettings) -> None:
             kept awake.
         InternalError: the model thread has ended, or hangs.
     """
-    results = DraftResults()
+    results = DraftResults(settings.one_way_delay_s)
     hello = WorkerHello()
     grammar_of: list[GrammarOf] = []
     progress = LoadProgress(settings.ready_file)
@@ -59,7 +60,7 @@ def _servicer(
 ) -> LinkServicer[DraftLinkRequest, DraftLinkResponse]:
     """The servicer of a loaded worker."""
     handler = DraftLinkHandler(
-        thread.submit,
+        delayed(thread.submit, settings.one_way_delay_s),
         results,
         settings.max_draft_tokens,
         hello.worker_id,
@@ -107,6 +108,7 @@ def _load(
             predicting_drafters=predicting_drafters(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
+            is_synthetic=settings.is_synthetic,
             weight_bytes=weight_bytes,
             kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
             other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),

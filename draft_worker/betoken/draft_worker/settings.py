@@ -5,12 +5,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from betoken.drafters.registry import SPECS, check_drafters, usual_drafters
+from betoken.drafters.synthetic import SPEC as SYNTHETIC_SPEC
 from betoken.drafters.worker_options import with_drafter_options
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.validation.request import MAX_DRAFTER_NAME_BYTES
 from betoken.rpc.worker_settings import WorkerSettings
 
 _AUTO = ("auto",)
+SYNTHETIC = SYNTHETIC_SPEC.name
 _HOSTED = ", ".join(spec.name for spec in SPECS.values() if spec.can_host)
 _USUAL = ", ".join(spec.name for spec in SPECS.values() if spec.is_usual)
 
@@ -45,11 +47,17 @@ class DraftWorkerSettings(WorkerSettings):
     @property
     def hosted_drafters(self) -> tuple[str, ...]:
         """Names of the drafters to host, the default first."""
-        return usual_drafters(self) if self.drafters == _AUTO else self.drafters
+        if self.drafters != _AUTO:
+            return self.drafters
+        return (SYNTHETIC,) if self.is_synthetic else usual_drafters(self)
 
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:
         check_drafters(self.hosted_drafters, self)
+        if self.is_synthetic and self.hosted_drafters != (SYNTHETIC,):
+            raise ValueError(f"--drafters = {','.join(self.drafters)}: must be {SYNTHETIC} with --synthetic-step-ms")
+        if not self.is_synthetic and SYNTHETIC in self.hosted_drafters:
+            raise ValueError(f"--synthetic-step-ms: must be given for the drafter `{SYNTHETIC}`")
         for name in self.drafters:
             if len(name.encode()) > MAX_DRAFTER_NAME_BYTES:
                 raise ValueError(f"--drafters = {name!r}: must be at most {MAX_DRAFTER_NAME_BYTES} bytes")

@@ -20,6 +20,7 @@ _FOLDERS = (
     "grammar",
     "medusa",
     "eagle3",
+    "synthetic",
 )
 """Folders with a `SPEC`. A new drafter is a folder and one line here."""
 

@@ -51,6 +51,11 @@ class ModelRunner:
         self._num_waiting = num_waiting
 
     @property
+    def forward_of_model(self) -> Forward:
+        """Runs batches; `forward` checks them before."""
+        return self._forward
+
+    @property
     def parts(self) -> ModelParts:
         """Resources that drafters share with the model."""
         return self._forward.parts

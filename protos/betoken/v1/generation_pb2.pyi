@@ -212,7 +212,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy", "draft_outcomes", "num_ahead_hits", "num_ahead_misses", "num_ahead_tokens", "num_used_ahead_tokens")
+    __slots__ = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_per_position", "num_drafted_per_position", "num_verify_forwards", "num_emitted_tokens", "draft_forward_ns", "draft_queue_ns", "verify_forward_ns", "verify_queue_ns", "round_ns", "num_failed_drafts", "num_failovers", "router_overhead_p50_ns", "num_rounds", "first_draft_forward_ns", "num_draft_forwards", "num_accepted_prediction_tokens", "num_rejected_prediction_tokens", "num_failed_drafts_by_reason", "policy", "draft_outcomes", "num_ahead_hits", "num_ahead_misses", "num_ahead_tokens", "num_used_ahead_tokens", "is_synthetic")
     class NumFailedDraftsByReasonEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class SpeculationStats(_message.Message):
     NUM_AHEAD_MISSES_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_USED_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -274,7 +275,8 @@ class SpeculationStats(_message.Message):
     num_ahead_misses: int
     num_ahead_tokens: int
     num_used_ahead_tokens: int
-    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., draft_outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ..., num_ahead_hits: _Optional[int] = ..., num_ahead_misses: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ..., num_used_ahead_tokens: _Optional[int] = ...) -> None: ...
+    is_synthetic: bool
+    def __init__(self, num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_accepted_per_position: _Optional[_Iterable[int]] = ..., num_drafted_per_position: _Optional[_Iterable[int]] = ..., num_verify_forwards: _Optional[int] = ..., num_emitted_tokens: _Optional[int] = ..., draft_forward_ns: _Optional[int] = ..., draft_queue_ns: _Optional[int] = ..., verify_forward_ns: _Optional[int] = ..., verify_queue_ns: _Optional[int] = ..., round_ns: _Optional[int] = ..., num_failed_drafts: _Optional[int] = ..., num_failovers: _Optional[int] = ..., router_overhead_p50_ns: _Optional[int] = ..., num_rounds: _Optional[int] = ..., first_draft_forward_ns: _Optional[int] = ..., num_draft_forwards: _Optional[int] = ..., num_accepted_prediction_tokens: _Optional[int] = ..., num_rejected_prediction_tokens: _Optional[int] = ..., num_failed_drafts_by_reason: _Optional[_Mapping[str, int]] = ..., policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., draft_outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ..., num_ahead_hits: _Optional[int] = ..., num_ahead_misses: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ..., num_used_ahead_tokens: _Optional[int] = ..., is_synthetic: _Optional[bool] = ...) -> None: ...
 
 class DraftOutcomes(_message.Message):
     __slots__ = ("length", "num_drafts_by_accepted")

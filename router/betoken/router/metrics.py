@@ -101,7 +101,9 @@ class RequestMetrics:
         return tenant if tenant in self._tenants else names.OTHER
 
     def _speculated(self, stats: SpeculationStats, drafter: str) -> None:
-        attributes = {names.DRAFTER: drafter}
+        attributes: dict[str, str | bool] = {names.DRAFTER: drafter}
+        if stats.is_synthetic:
+            attributes[names.SYNTHETIC] = True
         if stats.router_overhead_p50_ns:
             self._overhead.record(stats.router_overhead_p50_ns / 1e9)
         self._drafts.add(stats.num_drafts, attributes)

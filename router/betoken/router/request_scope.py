@@ -143,6 +143,7 @@ class RequestScope:
                 "verify_worker": ",".join(counts.verify_workers),
                 "draft_worker": ",".join(counts.draft_workers),
                 "model": self.model,
+                "synthetic": counts.stats.is_synthetic,
                 "tenant": request.tenant,
             }
         told["trace_id"] = trace_id_of(self.span) if self.span is not None else ""

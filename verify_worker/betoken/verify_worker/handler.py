@@ -50,8 +50,8 @@ MODES = {
 class VerifyResults(LinkResults[VerifyLinkResponse]):
     """The core's sink: what was decided on the model thread, as frames."""
 
-    def __init__(self) -> None:
-        super().__init__(VerifyLinkResponse)
+    def __init__(self, delay_s: float = 0.0) -> None:
+        super().__init__(VerifyLinkResponse, delay_s)
 
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
         self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)

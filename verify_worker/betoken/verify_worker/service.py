@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
+from betoken.common.synthetic import StepTimes
 from betoken.drafters.host.feed import FeatureFeed
 from betoken.drafters.host.making import DrafterMaker, attached_layers, attached_memory, source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
@@ -17,6 +19,7 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
+from betoken.engine.synthetic import simulated
 from betoken.engine.weights.fingerprint import hash_sources
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
@@ -24,6 +27,7 @@ from betoken.rpc.early_end import at_end
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
 from betoken.rpc.link import LinkServicer, LoadingServicer, OutboxLimits
+from betoken.rpc.link.delay_line import delayed
 from betoken.rpc.memory import other_bytes
 from betoken.rpc.progress import LoadProgress
 from betoken.rpc.server import Service, freeze_loaded, listening
@@ -48,7 +52,7 @@ async def run(settings: VerifyWorkerSettings) -> None:
         FailedPreconditionError: the model cannot be served, the address cannot be bound, or cores not be kept awake.
         InternalError: the model thread has ended, or hangs.
     """
-    results = VerifyResults()
+    results = VerifyResults(settings.one_way_delay_s)
     hello = WorkerHello()
     grammars: list[Grammars] = []
     progress = LoadProgress(settings.ready_file)
@@ -74,7 +78,8 @@ def _servicer(
     grammars: list[Grammars],
 ) -> LinkServicer[VerifyLinkRequest, VerifyLinkResponse]:
     """The servicer of a loaded worker."""
-    handler = VerifyLinkHandler(thread.submit, results, hello, *grammars)
+    submit = delayed(thread.submit, settings.one_way_delay_s)
+    handler = VerifyLinkHandler(submit, results, hello, *grammars)
     return LinkServicer(
         lambda: hello,
         handler,
@@ -102,7 +107,7 @@ def _load(
         beside_bytes=memory.weight_bytes,
         beside_page_bytes=memory.page_bytes,
     )
-    runner = load_runner(config, progress)
+    runner = _runner(settings, config, progress)
     names = settings.attached_drafters
     drafters = DrafterMaker(settings, names, runner).make()
     try:
@@ -127,6 +132,7 @@ def _load(
             predicting_drafters=predicting_drafters(names),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
+            is_synthetic=settings.is_synthetic,
             weight_bytes=runner.weight_bytes,
             kv_bytes=runner.kv_bytes,
             other_bytes=other_bytes(runner.weight_bytes if settings.device == "cpu" else 0),
@@ -145,9 +151,17 @@ def _load(
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)
 
 
+def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: LoadProgress) -> ModelRunner:
+    """The model, or a simulated one with its description."""
+    if not settings.is_synthetic:
+        return load_runner(config, progress)
+    config = replace(config, compile="off", self_check=False)
+    return simulated(load_runner(config, progress), StepTimes.parse(settings.synthetic_step_ms))
+
+
 def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) -> list[StepCost]:
     """The measured step times; on a CPU of an earlier start, since there they take seconds."""
-    if settings.device != "cpu":
+    if settings.device != "cpu" or settings.is_synthetic:
         return measure_step_costs(runner)
     key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code)
     return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

@@ -36,6 +36,9 @@ class VerifyWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_attached(self) -> Self:
         check_attached(self.attached_drafters, self)
+        if self.is_synthetic and (readers := [name for name in self.attached_drafters if SPECS[name].features]):
+            limit = "reads hidden states, which a synthetic target has none of (--synthetic-step-ms)"
+            raise ValueError(f"--attached-drafters = {readers[0]!r}: {limit}")
         return self
 
     @model_validator(mode="after")

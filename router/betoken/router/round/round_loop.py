@@ -103,6 +103,7 @@ class RoundLoop:
             self._close_session()
             self._counts.end(self._speculator.failures + self._attached.failures)
             self._counts.draft_workers += self._speculator.worker_ids
+            self._counts.stats.is_synthetic |= self._speculator.is_synthetic
             self._buffer.close(failure)
 
     async def _advance(self) -> None:
@@ -283,6 +284,7 @@ class RoundLoop:
             self._counts.stats.policy.CopyFrom(policy)
 
     def _note_worker(self) -> None:
+        self._counts.stats.is_synthetic |= self._worker.hello.is_synthetic
         if (worker_id := self._worker.id) not in self._counts.verify_workers:
             self._counts.verify_workers.append(worker_id)
 

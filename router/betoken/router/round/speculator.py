@@ -91,6 +91,8 @@ class Speculator:
         """Drafts that were late, invalid or failed, by reason."""
         self.worker_ids: list[str] = []
         """Ids of the workers that had it open, in their order, each once."""
+        self.is_synthetic = False
+        """Whether one of them simulates its model."""
 
     @property
     def is_available(self) -> bool:
@@ -255,6 +257,7 @@ class Speculator:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
         self._went(DraftingEvent.OPENED)
+        self.is_synthetic |= worker.hello.is_synthetic
         if worker.id not in self.worker_ids:
             self.worker_ids.append(worker.id)
 

@@ -91,5 +91,10 @@ def _works(worker: _Worker) -> bool:
     return worker.is_ready and not (isinstance(worker, VerifyWorker) and worker.is_silent)
 
 
-def _attributes(worker: _Worker) -> dict[str, str]:
-    return {names.WORKER_ROLE: worker.link.role, names.WORKER_ADDRESS: worker.link.address}
+def _attributes(worker: _Worker) -> dict[str, str | bool]:
+    attributes: dict[str, str | bool] = {
+        names.WORKER_ROLE: worker.link.role,
+        names.WORKER_ADDRESS: worker.link.address,
+    }
+    hello = worker.link.hello
+    return attributes | {names.SYNTHETIC: True} if hello is not None and hello.is_synthetic else attributes

@@ -17,6 +17,7 @@ from betoken.common.errors import BetokenError, FailedPreconditionError, to_link
 from betoken.common.names import SCOPE, SEQUENCE_ID, SPAN_SEQUENCE, WORKER_ID, WORKER_ROLE
 from betoken.common.trace import context_from
 from betoken.rpc.link.commands import Close, CloseLink, TableCommand, TellLoad
+from betoken.rpc.link.delay_line import delayed
 from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.rpc.link.worker_side import LinkPeer
 from betoken.rpc.servicing import internal_error, new_request_id
@@ -54,8 +55,10 @@ class _Listener(Generic[Response]):
 class LinkResults(Generic[Response]):
     """Sends frames to links by id, from any thread; what is for a link that has ended is dropped."""
 
-    def __init__(self, response_type: type[Response]) -> None:
+    def __init__(self, response_type: type[Response], delay_s: float = 0.0) -> None:
+        """`delay_s`: time by which a simulated link delays frames."""
         self._response_type = response_type
+        self._deliver = delayed(_deliver, delay_s)
         self._listeners: dict[int, _Listener[Response]] = {}
 
     def add(self, link: LinkPeer[Response]) -> None:
@@ -82,7 +85,7 @@ class LinkResults(Generic[Response]):
             if listener is not None:
                 if load is not None and listener.is_due():
                     _add_load(frame, listener, load())
-                listener.link.send(frame)
+                self._deliver(listener.link, frame)
 
     def failed(self, key: SequenceKey, error: BetokenError) -> None:
         """Report to the sequence's router that it is closed, with the reason."""
@@ -97,7 +100,11 @@ class LinkResults(Generic[Response]):
         for listener in list(self._listeners.values()):
             frame: Any = self._response_type()
             if _add_load(frame, listener, load):
-                listener.link.send(frame)
+                self._deliver(listener.link, frame)
+
+
+def _deliver(link: LinkPeer[Any], frame: Any) -> None:
+    link.send(frame)
 
 
 def _add_load(frame: Any, listener: _Listener[Response], load: WorkerLoad) -> bool:

@@ -1,0 +1,119 @@
+"""Arithmetic of synthetic workers: tokens of a simulated target, seeded draws, and step times by tokens.
+
+All values are pure functions of positions and ids, so that answers repeat and do not depend on batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+
+PREFIX = "synthetic:"
+"""First part of the model id of a synthetic target."""
+NUM_IDS = 64
+"""Ids that a synthetic target emits: the first ones of its vocabulary, except end ids."""
+MAX_STEP_MS = 60_000.0
+_MASK = (1 << 64) - 1
+
+
+def next_id(position: int, previous_id: int, end_ids: Collection[int]) -> int:
+    """Return the synthetic target's token at `position` after `previous_id`; never one of `end_ids`."""
+    token_id = _mixed(position, previous_id) % NUM_IDS
+    for _ in range(NUM_IDS):
+        if token_id not in end_ids:
+            break
+        token_id = (token_id + 1) % NUM_IDS
+    return token_id
+
+
+def other_id(token_id: int, end_ids: Collection[int]) -> int:
+    """Return an id that a synthetic target emits, but not `token_id`."""
+    ids = ((token_id + offset) % NUM_IDS for offset in range(1, NUM_IDS))
+    return next((other for other in ids if other not in end_ids), (token_id + 1) % NUM_IDS)
+
+
+def is_drawn(probability: float, *keys: int) -> bool:
+    """Draw an event of this probability from a generator keyed by `keys`, such as a seed and a position."""
+    return _mixed(*keys) / (_MASK + 1) < probability
+
+
+def _mixed(*keys: int) -> int:
+    """Hash integers to 64 bits. Source: the finalizer of SplitMix64, Steele, Lea and Flood, OOPSLA 2014."""
+    value = 0
+    for key in keys:
+        value = (value + key + 0x9E3779B97F4A7C15) & _MASK
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+        value ^= value >> 31
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Times of a forward by its number of tokens."""
+
+    points: tuple[tuple[int, float], ...]
+    """Tokens, ascending, and milliseconds."""
+
+    @classmethod
+    def parse(cls, text: str) -> StepTimes:
+        """Read a constant (`20`) or a table of tokens and times (`1:20,8:21.5,64:40`), milliseconds.
+
+        Raises:
+            ValueError: the text is neither, or a number is outside its range.
+        """
+        parts = [part.rpartition(":") for part in text.split(",")]
+        if len(parts) > 1 and not all(tokens for tokens, _, _ in parts):
+            raise ValueError(f"{text!r} is neither a number nor a table TOKENS:MS,TOKENS:MS")
+        try:
+            points = tuple((int(tokens or 1), float(ms)) for tokens, _, ms in parts)
+        except ValueError:
+            raise ValueError(f"{text!r} is neither a number nor a table TOKENS:MS,TOKENS:MS") from None
+        for _, ms in points:
+            if not (isfinite(ms) and 0 <= ms <= MAX_STEP_MS):
+                raise ValueError(f"{ms:g} ms: must be 0 to {MAX_STEP_MS:g}")
+        if points[0][0] < 1 or any(low >= high for (low, _), (high, _) in pairwise(points)):
+            raise ValueError(f"{text!r}: numbers of tokens must ascend from at least 1")
+        return cls(points)
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the time of a forward: interpolated linearly, constant outside the table."""
+        (low, low_ms), *_ = self.points
+        for high, high_ms in self.points:
+            if num_tokens <= high:
+                share = (num_tokens - low) / (high - low) if high > low else 0.0
+                return max(0.0, low_ms + max(0.0, share) * (high_ms - low_ms)) * 1e-3
+            low, low_ms = high, high_ms
+        return low_ms * 1e-3
+
+
+def probabilities(text: str) -> tuple[float, ...]:
+    """Read one probability, or one per position separated by commas; the last holds for all later positions.
+
+    Raises:
+        ValueError: a part is not a number from 0 to 1.
+    """
+    values = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            raise ValueError(f"{part!r} is not a number") from None
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{value:g}: must be 0 to 1")
+        values.append(value)
+    return tuple(values)
+
+
+def probability(text: str) -> float:
+    """Read one probability.
+
+    Raises:
+        ValueError: it is not a number from 0 to 1.
+    """
+    values = probabilities(text)
+    if len(values) > 1:
+        raise ValueError(f"{text!r}: must be one number from 0 to 1")
+    return values[0]

@@ -1,0 +1,29 @@
+"""A simulated drafter for synthetic targets: acceptance, hit rate and step times are given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from betoken.common.synthetic import StepTimes
+from betoken.drafters.spec import DrafterContext, DrafterSpec
+from betoken.drafters.synthetic.settings import SyntheticSettings
+
+if TYPE_CHECKING:
+    from betoken.drafters.drafter import Drafter
+
+
+def _make(host: DrafterContext) -> Drafter:
+    from betoken.drafters.synthetic.drafter import SyntheticDrafter
+
+    return SyntheticDrafter(
+        StepTimes.parse(host.settings.synthetic_step_ms), SyntheticSettings.of_options(host.settings)
+    )
+
+
+SPEC = DrafterSpec(
+    name="synthetic",
+    make=_make,
+    explains="accepted from the synthetic drafter",
+    colour="magenta",
+    settings=SyntheticSettings,
+)
