@@ -32,13 +32,14 @@ class Bench:
     """A host with one model drafter, and its sink: the last draft of each sequence."""
 
     def __init__(self, runner, max_rows=16, is_fused=False):
-        self.runner, self.drafts, self.lost_keys = runner, {}, []
+        self.runner, self.drafts, self.lost_keys, self.pushed = runner, {}, [], []
         self.model = ModelDrafter(runner, max_rows, 6)
         drafters = {"model": self.model}
         self.host = DrafterHost({"fused": FusedDrafter(drafters), **drafters} if is_fused else drafters, self)
 
     def drafted(self, answers):
-        self.drafts |= {answer.key: answer.drafted for answer in answers}
+        self.pushed += [answer for answer in answers if answer.is_ahead]
+        self.drafts |= {answer.key: answer.drafted for answer in answers if not answer.is_ahead}
 
     def lost(self, hosted):
         self.lost_keys.append(hosted.key)
@@ -91,6 +92,22 @@ def test_a_draft_for_a_likely_outcome_is_ready_without_a_forward(runner_class, n
         assert num_forwards == 0 and (drafted.num_ahead_ids, drafted.num_ahead_tokens) == (3, 9)
     bench.host.close(hosted)
     assert bench.runner.page_table.num_free == bench.runner.page_table.num_pages
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_drafts_made_ahead_are_pushed_with_the_keys_of_their_outcomes(runner_class, is_fused):
+    bench = Bench(runner_class(), is_fused=is_fused)
+    hosted = bench.open()
+    for num_accepted in (3, 1, 0):
+        bench.draft(hosted)
+        bench.draft_ahead()
+        bench.host.commit(hosted, outcome(bench, hosted, num_accepted, is_second=num_accepted < 3))
+        answer = bench.draft(hosted)[0]
+        pushed, bench.pushed = {one.request.key: one.drafted for one in bench.pushed}, []
+        assert len(pushed) == (0 if is_fused else 3)
+        if not is_fused:  # whose next draft may be another source's
+            found = pushed[len(hosted.sequence.ids), hosted.sequence.ids[-1]]
+            assert (found.draft_ids, found.num_ahead_tokens) == (answer.draft_ids, answer.num_ahead_tokens)
 
 
 def test_the_outcomes_are_drafted_in_one_batch_and_in_as_many_forwards_as_one_draft(runner_class):

@@ -4,7 +4,7 @@ import pytest
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.common.synthetic import StepTimes, next_id
-from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.synthetic.drafter import SyntheticDrafter
 from betoken.drafters.synthetic.settings import SyntheticSettings
 from betoken.engine.sampling import SamplingParams
@@ -15,6 +15,18 @@ def sequence(number: int = 1, num_outcomes: int = 0, **settings: str) -> DraftSe
     made = DraftSequence((1, number), params, [3, 4, number], [], 100_000, settings=settings)
     made.num_outcomes = num_outcomes
     return made
+
+
+def commit_of(drafter: SyntheticDrafter, each: Drafted) -> int:
+    """Commit what the target decides about a draft; return the number of accepted tokens."""
+    ids: list[int] = []
+    for draft_id in [*each.draft_ids, -1]:
+        ids.append(next_id(len(each.sequence.ids) + len(ids), (ids or each.sequence.ids)[-1], ()))
+        if ids[-1] != draft_id:
+            break
+    each.sequence.commit(ids)
+    drafter.commit(each.sequence, ids)
+    return len(ids) - 1
 
 
 def rounds(drafter: SyntheticDrafter, sequences: list[DraftSequence], num_rounds: int, is_ahead: bool = False) -> dict:
@@ -29,14 +41,8 @@ def rounds(drafter: SyntheticDrafter, sequences: list[DraftSequence], num_rounds
         while is_ahead and drafter.has_ahead_work:
             drafter.step_ahead()
         for each in drafted:
-            ids = []
-            for draft_id in [*each.draft_ids, -1]:
-                ids.append(next_id(len(each.sequence.ids) + len(ids), (ids or each.sequence.ids)[-1], ()))
-                if ids[-1] != draft_id:
-                    break
-            each.sequence.commit(ids)
-            drafter.commit(each.sequence, ids)
-            results[each.sequence.key[1]].append((len(ids) - 1, each.num_ahead_ids, each.num_forwards))
+            num_accepted = commit_of(drafter, each)
+            results[each.sequence.key[1]].append((num_accepted, each.num_ahead_ids, each.num_forwards))
     return results
 
 
@@ -67,6 +73,30 @@ def test_hits_of_synthetic_drafts_ahead_have_the_given_rate(hit_rate: str) -> No
     assert first is None and {num_ahead for _, num_ahead, _ in later} <= {0, 4}
     assert sum(num_ahead == 4 for _, num_ahead, _ in later) / len(later) == pytest.approx(float(hit_rate), abs=0.04)
     assert {(num_ahead, num_forwards) for _, num_ahead, num_forwards in later} <= {(0, 9), (4, 5)}
+
+
+def test_a_synthetic_hit_is_pushed_with_the_key_of_the_actual_outcome() -> None:
+    drafter, one = SyntheticDrafter(StepTimes.parse("0")), sequence(1, 3, hit_rate="0.5")
+    drafter.open(one)
+    num_hits = 0
+    for _ in range(200):
+        rounds(drafter, [one], 1)
+        drafter.request(one, 4)
+        while not (drafted := drafter.step()):
+            pass
+        pushed = []
+        while drafter.has_ahead_work:
+            pushed += drafter.step_ahead()
+        hits = {each.key: each.draft_ids for each in pushed}
+        commit_of(drafter, drafted[0])
+        drafter.request(one, 4)
+        while not (answered := drafter.step()):
+            pass
+        is_hit = answered[0].num_ahead_ids == 4
+        assert hits == ({(len(one.ids), one.ids[-1]): answered[0].draft_ids} if is_hit else {})
+        num_hits += is_hit
+        commit_of(drafter, answered[0])
+    assert 60 < num_hits < 140
 
 
 def test_unknown_settings_of_synthetic_drafts_are_rejected() -> None:

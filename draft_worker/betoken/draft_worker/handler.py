@@ -162,4 +162,5 @@ def _block(answer: Answer) -> DraftedBlock:
         num_forwards=drafted.num_forwards,
         num_ahead_ids=drafted.num_ahead_ids,
         num_ahead_tokens=drafted.num_ahead_tokens,
+        is_ahead=answer.is_ahead,
     )

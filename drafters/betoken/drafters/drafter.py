@@ -140,6 +140,34 @@ class Drafted:
             raise ValueError(f"parents[{index}] = {self.parents[index]!r}: must be an integer, -1 to {index - 1}")
 
 
+@dataclass(slots=True)
+class DraftedAhead:
+    """A draft that continues a possible result of the verification under way."""
+
+    sequence: DraftSequence
+    key: RequestKey
+    """Key of the request that the draft answers if the result is this one."""
+    draft_ids: list[int]
+    source: str
+    """Name of the drafter."""
+    num_forwards: int
+    """See `Drafted`."""
+    num_ahead_tokens: int
+    """Tokens drafted ahead so far, for all outcomes."""
+
+    def to_drafted(self) -> Drafted:
+        """The draft, as the response to its request.
+
+        Raises:
+            ValueError: see `Drafted.check`.
+        """
+        num_ids, num_tokens = len(self.draft_ids), self.num_ahead_tokens
+        sources = (self.source,)
+        drafted = Drafted(self.sequence, self.draft_ids, None, sources, (), self.num_forwards, num_ids, num_tokens)
+        drafted.check()
+        return drafted
+
+
 class Drafter(Protocol):
     """Proposes draft blocks. Called on the model thread only.
 
@@ -191,8 +219,9 @@ class AheadDrafter(Drafter, Protocol):
         """Whether `step_ahead` has something to do."""
         ...
 
-    def step_ahead(self) -> None:
-        """Run at most one forward that drafts ahead. Called only while no request is open."""
+    def step_ahead(self) -> list[DraftedAhead]:
+        """Run at most one forward that drafts ahead; return the drafts that it completed. Called only while no request
+        is open."""
         ...
 
 

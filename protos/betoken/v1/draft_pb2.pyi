@@ -46,7 +46,7 @@ class DraftTerms(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., row_price: _Optional[float] = ..., min_gain: _Optional[float] = ...) -> None: ...
 
 class DraftedBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "ids", "parents", "draft_probs", "queue_ns", "forward_ns", "num_forwards", "sources", "next_id", "num_ahead_ids", "num_ahead_tokens")
+    __slots__ = ("sequence_id", "base_length", "ids", "parents", "draft_probs", "queue_ns", "forward_ns", "num_forwards", "sources", "next_id", "num_ahead_ids", "num_ahead_tokens", "is_ahead")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class DraftedBlock(_message.Message):
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_AHEAD_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -71,7 +72,8 @@ class DraftedBlock(_message.Message):
     next_id: int
     num_ahead_ids: int
     num_ahead_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., next_id: _Optional[int] = ..., num_ahead_ids: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ...) -> None: ...
+    is_ahead: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., next_id: _Optional[int] = ..., num_ahead_ids: _Optional[int] = ..., num_ahead_tokens: _Optional[int] = ..., is_ahead: _Optional[bool] = ...) -> None: ...
 
 class DraftLinkRequest(_message.Message):
     __slots__ = ("hello", "opens", "commits", "requests", "closes", "drain")

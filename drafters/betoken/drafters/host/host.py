@@ -160,9 +160,10 @@ class DrafterHost:
             if self._has_work(name) or any(hosted.name == name for hosted in self._waiting()):
                 self._deliver(self._step(name))
         self._end_forgotten()
-        for name in step_ahead(self._drafters) if is_idle else ():
-            for hosted in [hosted for hosted in self._open.values() if name in self._reach[hosted.name]]:
-                self._restart(hosted)
+        answers, failed = step_ahead(self._drafters, self._open) if is_idle else ([], [])
+        self._deliver(answers)
+        for hosted in [each for each in self._open.values() if not self._reach[each.name].isdisjoint(failed)]:
+            self._restart(hosted)
 
     def reload(self, drafters: Mapping[str, Drafter]) -> None:
         """Replace drafters between two steps, for instance by ones with new weights.

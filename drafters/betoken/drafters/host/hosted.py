@@ -162,6 +162,8 @@ class Answer:
     """Drafting, for all sequences of the batch."""
     is_failed: bool = False
     """Whether the drafter failed; the draft is empty."""
+    is_ahead: bool = False
+    """Whether it was drafted ahead and answers no request yet; `request` has its key alone."""
 
     @property
     def key(self) -> SequenceKey:

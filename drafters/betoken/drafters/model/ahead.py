@@ -38,6 +38,11 @@ class Outcome:
     """Written slots of the next id and of the draft's ids, counted from the end of the committed text."""
     is_complete: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a draft, and it is complete."""
+        return self.is_complete and bool(self.draft_ids)
+
 
 class Continuation(NamedTuple):
     """Ids that were drafted ahead for the committed text."""

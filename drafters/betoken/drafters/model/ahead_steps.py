@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.drafter import DraftedAhead, DraftSequence
 from betoken.drafters.model.ahead import AheadDraft, Candidates, Outcome
 from betoken.drafters.model.sequence import DraftKV
 from betoken.drafters.model.tree import ERROR_SCALE
@@ -38,7 +38,11 @@ class _Part(NamedTuple):
 class AheadSteps:
     """Drafts ahead for the sequences of one model."""
 
-    def __init__(self, runner: ModelRunner, max_rows: int, caches: Mapping[DraftSequence, DraftKV]) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_rows: int, caches: Mapping[DraftSequence, DraftKV], source: str
+    ) -> None:
+        """`source`: name of the drafter."""
+        self._source = source
         self._runner = runner
         self._max_rows = max_rows
         self._caches = caches
@@ -84,8 +88,8 @@ class AheadSteps:
             table.extend(kv.page_ids, end)
             kv.ahead = AheadDraft(kv.draft_ids, kv.candidates, kv.num_outcomes, end_ids)
 
-    def step(self) -> None:
-        """One forward over the sequences that are drafted for ahead."""
+    def step(self) -> list[DraftedAhead]:
+        """One forward over the sequences that are drafted for ahead; the drafts that it completed."""
         parts: list[_Part] = []
         rows_left = self._max_rows
         for seq, kv in self._caches.items():
@@ -96,10 +100,18 @@ class AheadSteps:
                 rows_left -= len(part.segment.ids)
             elif not parts:
                 kv.ahead = None  # it needs more rows than a forward has
-        if parts:
-            logits = self._runner.forward([part.segment for part in parts]).logits
-            groups = [group for part in parts for group in part.groups]
-            self._take(parts, _likeliest(logits, groups, 1 + max(part.ahead.num_outcomes for part in parts)))
+        if not parts:
+            return []
+        logits = self._runner.forward([part.segment for part in parts]).logits
+        groups = [group for part in parts for group in part.groups]
+        self._take(parts, _likeliest(logits, groups, 1 + max(part.ahead.num_outcomes for part in parts)))
+        return [self._drafted(part, outcome) for part in parts for outcome in part.outcomes if outcome.is_whole]
+
+    def _drafted(self, part: _Part, outcome: Outcome) -> DraftedAhead:
+        seq, kv, ahead = part.sequence, part.kv, part.ahead
+        key = len(seq.ids) + outcome.num_accepted + 1, outcome.next_id
+        num_tokens = kv.num_ahead_tokens + ahead.num_tokens
+        return DraftedAhead(seq, key, list(outcome.draft_ids), self._source, kv.num_forwards, num_tokens)
 
     def _take(self, parts: Sequence[_Part], candidates: Sequence[Candidates]) -> None:
         """Choose the outcomes of sequences without any, and extend the drafts of the others'."""

@@ -17,7 +17,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from betoken.common.tree import unless_chain
-from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.drafter import Drafted, DraftedAhead, DraftSequence
 from betoken.drafters.model.ahead_steps import AheadSteps
 from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_part, tree_part
 from betoken.drafters.model.settings import ModelSettings
@@ -58,7 +58,7 @@ class ModelDrafter:
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
-        self._ahead = AheadSteps(runner, max_rows, self._caches)
+        self._ahead = AheadSteps(runner, max_rows, self._caches, source)
         self._max_length = runner.info.max_context
 
     @property
@@ -128,9 +128,9 @@ class ModelDrafter:
         """See `AheadDrafter`."""
         return self._ahead.has_work
 
-    def step_ahead(self) -> None:
+    def step_ahead(self) -> list[DraftedAhead]:
         """See `AheadDrafter`."""
-        self._ahead.step()
+        return self._ahead.step()
 
     def page_lists(self) -> Iterator[list[int]]:
         """Page lists of every open sequence."""

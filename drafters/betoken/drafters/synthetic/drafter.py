@@ -8,9 +8,11 @@ import time
 from dataclasses import dataclass
 
 from betoken.common.synthetic import StepTimes, is_drawn, next_id, other_id, probabilities, probability
-from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.drafters.drafter import Drafted, DraftedAhead, DraftSequence
 from betoken.drafters.synthetic.settings import SyntheticSettings
 
+SOURCE = "synthetic"
+"""Source name of its tokens: its spec's name."""
 _ACCEPTANCE, _HIT = 1, 2
 """Keys of the two kinds of draws."""
 
@@ -67,7 +69,7 @@ class SyntheticDrafter:
         state = self._states[sequence]
         state.num_ready = 0
         if state.num_ahead is not None:
-            is_hit = is_drawn(state.hit_rate, _HIT, sequence.params.seed, len(sequence.ids), ids[-1])
+            is_hit = _is_hit(sequence, state, len(sequence.ids), ids[-1])
             state.num_ready = state.num_ahead if is_hit else 0
             state.num_ahead_ids = 0
         state.num_ahead, state.num_ahead_left = None, 0
@@ -96,11 +98,11 @@ class SyntheticDrafter:
         complete = [seq for seq, state in self._states.items() if state.num_made == state.num_wanted]
         return [self._finish(seq, self._states[seq]) for seq in complete]
 
-    def step_ahead(self) -> None:
+    def step_ahead(self) -> list[DraftedAhead]:
         """One forward of drafting ahead: the end of the draft first, then a token after each outcome."""
-        states = [state for state in self._states.values() if state.num_ahead_left]
-        self._forward(sum(state.num_outcomes if state.num_ahead is not None else 1 for state in states))
-        for state in states:
+        growing = {seq: state for seq, state in self._states.items() if state.num_ahead_left}
+        self._forward(sum(state.num_outcomes if state.num_ahead is not None else 1 for state in growing.values()))
+        for state in growing.values():
             state.num_ahead_left -= 1
             state.num_forwards += 1
             if state.num_ahead is None:
@@ -108,6 +110,8 @@ class SyntheticDrafter:
             else:
                 state.num_ahead += 1
                 state.num_ahead_tokens += state.num_outcomes
+        found = (_pushed(seq, state) for seq, state in growing.items() if not state.num_ahead_left)
+        return [drafted for drafted in found if drafted is not None]
 
     def check_integrity(self) -> None:
         """It holds nothing to account for."""
@@ -118,7 +122,7 @@ class SyntheticDrafter:
     def _finish(self, sequence: DraftSequence, state: _State) -> Drafted:
         drafted = Drafted(
             sequence,
-            _draft_ids(sequence, state.acceptance, state.num_made),
+            _draft_ids(sequence, state.acceptance, state.num_made, len(sequence.ids), sequence.ids[-1]),
             num_forwards=state.num_forwards,
             num_ahead_ids=state.num_ahead_ids,
             num_ahead_tokens=state.num_ahead_tokens,
@@ -134,9 +138,30 @@ def _num_new(sequence: DraftSequence, state: _State) -> int:
     return max(1, len(sequence.ids) + state.num_made - state.num_computed)
 
 
-def _draft_ids(sequence: DraftSequence, acceptance: tuple[float, ...], num_tokens: int) -> list[int]:
-    """The draft after the committed ids."""
-    params, previous_id, length = sequence.params, sequence.ids[-1], len(sequence.ids)
+def _pushed(sequence: DraftSequence, state: _State) -> DraftedAhead | None:
+    """The draft after the actual result of the verification; None if it is a miss."""
+    assert state.num_ahead is not None
+    previous_id, length, end_ids = sequence.ids[-1], len(sequence.ids), sequence.params.eos_token_ids
+    for draft_id in (*_draft_ids(sequence, state.acceptance, state.num_ahead, length, previous_id), -1):
+        previous_id, length = next_id(length, previous_id, end_ids), length + 1
+        if previous_id != draft_id:
+            break
+    if not _is_hit(sequence, state, length, previous_id):
+        return None
+    ids = _draft_ids(sequence, state.acceptance, state.num_ahead, length, previous_id)
+    return DraftedAhead(sequence, (length, previous_id), ids, SOURCE, state.num_forwards, state.num_ahead_tokens)
+
+
+def _is_hit(sequence: DraftSequence, state: _State, length: int, last_id: int) -> bool:
+    """Whether the drafter has drafted for a verification result that ends so."""
+    return is_drawn(state.hit_rate, _HIT, sequence.params.seed, length, last_id)
+
+
+def _draft_ids(
+    sequence: DraftSequence, acceptance: tuple[float, ...], num_tokens: int, length: int, previous_id: int
+) -> list[int]:
+    """The draft after a text of `length` ids with this last one."""
+    params = sequence.params
     ids: list[int] = []
     for index in range(num_tokens):
         chance = acceptance[min(index, len(acceptance) - 1)]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from betoken.router.workers.draft import Draft, usable_draft, usable_probs
 from betoken.router.workers.mailbox import Mailbox, Patience
+from betoken.rpc.validation.entries import MAX_OUTCOMES
 from betoken.v1.draft_pb2 import Commit, DraftedBlock, DraftRequest, DraftTerms
 
 
@@ -60,7 +61,10 @@ class DraftHost(Protocol):
 class DraftSession:
     """The router's end of an open sequence."""
 
-    __slots__ = ("_commits", "_has_probs", "_host", "_is_late", "_is_pending", "_mailbox", "sequence_id")
+    __slots__ = (
+        *("_ahead", "_commits", "_has_probs", "_host", "_is_late", "_is_pending", "_mailbox", "_surplus"),
+        "sequence_id",
+    )
 
     def __init__(self, sequence_id: int, host: DraftHost, patience: Patience, has_probs: bool) -> None:
         """`has_probs`: whether drafts bring the distributions they were sampled from to the verify worker."""
@@ -71,6 +75,10 @@ class DraftSession:
         self._is_late = False
         self._is_pending = False
         self._mailbox: Mailbox[DraftedBlock] = Mailbox(patience)
+        self._ahead: dict[tuple[int, int], DraftedBlock] = {}
+        """Drafts pushed since the last response, by base length and next id."""
+        self._surplus: tuple[int, int] | None = None
+        """Key of a request whose draft had been pushed; its response is dropped when it comes."""
 
     @property
     def is_late(self) -> bool:
@@ -126,7 +134,12 @@ class DraftSession:
             num_outcomes=num_outcomes,
         )
         asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
+        max_tokens = terms.max_tokens if terms is not None else num_tokens
+        pushed = self._take_pushed((base_length, next_id), max_tokens, vocab_size)
         self._host.ask(commits, request)
+        if pushed is not None:
+            self._surplus = base_length, next_id
+            return pushed
         try:
             block = await self._mailbox.get(timeout_s)
         except TimeoutError:
@@ -137,12 +150,19 @@ class DraftSession:
         if (block.base_length, block.next_id) != (base_length, next_id):
             given = f"length {block.base_length} and next id {block.next_id}"
             raise DraftFailedError(f"a draft for {given}, not {base_length} and {next_id}")
-        max_tokens = terms.max_tokens if terms is not None else num_tokens
         elapsed_ns = time.perf_counter_ns() - asked_ns
         draft = usable_draft(block, max_tokens, vocab_size, takes_trees, elapsed_ns)
         if self._has_probs and block.draft_probs:
             return draft._replace(probs=usable_probs(block, draft.ids, vocab_size))
         return draft
+
+    def _take_pushed(self, key: tuple[int, int], num_tokens: int, vocab_size: int) -> Draft | None:
+        """The pushed draft for a text of this length and last id; drops the others. None while the response to an
+        earlier request is to be dropped, or a worker that only pushes would get any number of them."""
+        block = self._ahead.get(key) if self._surplus is None else None
+        self._ahead.clear()
+        draft = usable_draft(block, num_tokens, vocab_size, False, 0) if block is not None else None
+        return draft if draft is not None and draft.ids else None
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -153,8 +173,17 @@ class DraftSession:
         self._is_pending = True
 
     def deliver(self, block: DraftedBlock) -> None:
-        """An answer came from the link."""
-        self._mailbox.put(block)
+        """A draft came from the link."""
+        key = block.base_length, block.next_id
+        if block.is_ahead:
+            if len(self._ahead) < MAX_OUTCOMES:
+                self._ahead[key] = block
+            return
+        self._ahead.clear()  # they were for the draft before
+        if key == self._surplus:
+            self._surplus = None
+        else:
+            self._mailbox.put(block)
 
     def fail(self, error: Exception) -> None:
         """The answer will never come."""
