@@ -114,6 +114,12 @@ class Hold:
         self._is_released.clear()
         self._steps_left = num_steps
 
+    def resume(self, num_steps: int) -> None:
+        """Let the stopped model take so many steps more, and stop before the next."""
+        self._is_holding.clear()
+        self._steps_left = num_steps
+        self._is_released.set()
+
     def release(self) -> None:
         """Let it go on."""
         self._steps_left = None
@@ -128,6 +134,8 @@ class Hold:
         if self._steps_left == 0:
             self._is_holding.set()
             self._is_released.wait()
+            if self._steps_left is not None:  # resumed
+                self._is_released.clear()
         if self._steps_left is not None:
             self._steps_left -= 1
 
@@ -204,6 +212,8 @@ class Running:
     client: AsyncClient
     lose_verify: Callable[[], Awaitable[None]]
     """Ends the first verify worker: its link breaks."""
+    lose_draft: Callable[[], Awaitable[None]]
+    """Ends the draft worker: its link breaks."""
     verify_hold: Hold
     """Stops the first verify worker's model."""
 
@@ -256,7 +266,8 @@ async def running(
         def load_draft(*loading: Any) -> Any:
             return draft_service._load(draft_settings, *loading, grammar_of)
 
-        draft = await stack.enter_async_context(worker(load_draft, draft_results, serve_draft, Hold()))
+        drafting = await stack.enter_async_context(AsyncExitStack())
+        draft = await drafting.enter_async_context(worker(load_draft, draft_results, serve_draft, Hold()))
         tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
         options = PATIENCE | (router_options or {})
         router = Router(
@@ -273,7 +284,7 @@ async def running(
         async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
-        yield Running(address, verify, draft, tuple(threads), client, first.aclose, verify_hold)
+        yield Running(address, verify, draft, tuple(threads), client, first.aclose, drafting.aclose, verify_hold)
 
 
 async def until_all_pages_are_free(client: AsyncClient) -> None:
