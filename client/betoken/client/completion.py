@@ -95,7 +95,7 @@ class SpeculationStats:
     num_rejected_prediction_tokens: int = 0
     """Draft tokens out of it that were verified and not accepted."""
     num_failed_drafts_by_reason: Mapping[str, int] = field(default_factory=dict)
-    """Failed drafts by reason: "timeout", "fault", "rejected", "full", "lost"."""
+    """Failed drafts by reason: "timeout", "fault", "rejected", "full", "lost", "collapse"."""
     policy: SpeculationPolicy | None = None
     """State of the router's speculation policy at the answer's end; None without a drafter."""
     draft_outcomes: tuple[DraftOutcomes, ...] = ()

@@ -87,13 +87,13 @@ class SyntheticForward:
         return StepOutput(logits)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
-        """There is no KV."""
+        """Do nothing: the forward writes no KV."""
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
-        """There are no states."""
+        """Do nothing: models with states are rejected."""
 
     def compile(self, cache_dir: Path) -> None:
-        """There is nothing to compile."""
+        """Do nothing: the forward has no code to compile."""
 
     def run_eagerly(self) -> None:
-        """There is nothing to compile."""
+        """Do nothing: the forward has no code to compile."""

@@ -146,6 +146,7 @@ class Router:
             settings.first_draft_timeout_s,
             self.policies.of(request),
             settings.num_outcomes,
+            is_overlap_automatic=settings.overlap == "auto",
         )
         attached = AttachedRounds(request, self.policies.of(request, is_attached=True))
         buffer = TokenBuffer(pause_s=self._message_pause_s)

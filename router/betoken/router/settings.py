@@ -140,16 +140,16 @@ class RouterSettings(ServiceSettings):
         description="Whether requests that leave the draft length open go without drafts while that is faster; it is"
         " tried now and then.",
     )
-    overlap: Literal["off", "on"] = Field(
+    overlap: Literal["off", "on", "auto"] = Field(
         "off",
         description="Whether draft workers draft ahead while the target verifies (overlapped rounds); it pays off if"
-        " they share neither cores nor a device with verify workers.",
+        " they share neither cores nor a device with verify workers. auto = while measured times say so, by drafter.",
     )
     overlap_outcomes: int = Field(
         3,
         ge=1,
         le=MAX_OUTCOMES,
-        description="Most outcomes of each verification that are drafted ahead for with --overlap on.",
+        description="Most outcomes of each verification that are drafted ahead for with --overlap on or auto.",
     )
     draft_timeout_s: float = Field(
         0.5,
@@ -186,8 +186,8 @@ class RouterSettings(ServiceSettings):
 
     @property
     def num_outcomes(self) -> int:
-        """Outcomes of each verification that are drafted ahead for; 0 = rounds are not overlapped."""
-        return self.overlap_outcomes if self.overlap == "on" else 0
+        """Most outcomes of each verification that are drafted ahead for; 0 = rounds are never overlapped."""
+        return self.overlap_outcomes if self.overlap != "off" else 0
 
     @property
     def knows_callers(self) -> bool:

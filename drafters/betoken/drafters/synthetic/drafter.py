@@ -134,7 +134,7 @@ class SyntheticDrafter:
 
 
 def _num_new(sequence: DraftSequence, state: _State) -> int:
-    """Tokens of the sequence in the next forward, those of a prompt included."""
+    """Tokens of the sequence in the next forward, prompt included."""
     return max(1, len(sequence.ids) + state.num_made - state.num_computed)
 
 

@@ -8,7 +8,7 @@ from betoken.drafters.settings import SequenceSettings, setting
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSettings(SequenceSettings):
-    """What the drafts of `synthetic` are worth."""
+    """Acceptance and hit rate of simulated drafts."""
 
     acceptance: str = setting(
         "0.8",

@@ -35,6 +35,7 @@ from betoken.router.workers.draft_session import (
     DraftWorkerLostError,
 )
 from betoken.router.workers.draft_worker import DraftWorker
+from betoken.router.workers.drafter_record import DraftedRound, DrafterRecord
 from betoken.rpc.validation import CONTEXT_FIELDS
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 
@@ -59,6 +60,8 @@ class Speculator:
         first_timeout_s: float,
         gate: SpeculationGate | None = None,
         num_outcomes: int = 0,
+        *,
+        is_overlap_automatic: bool = False,
     ) -> None:
         """`timeout_s`: longest wait of a round for its draft, whatever the state of the session; or the time of
         `_STEPS_PER_WAIT` decode steps if that is longer, up to `first_timeout_s`. A draft that takes longer is late:
@@ -67,6 +70,7 @@ class Speculator:
 
         `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
         `num_outcomes`: outcomes of each verification that the drafter drafts ahead for, unless tokens depend on drafts.
+        `is_overlap_automatic`: whether it does so only while measured times say that this is faster.
         """
         self._request = request
         self._pool = pool
@@ -75,6 +79,13 @@ class Speculator:
         self._first_timeout_s = first_timeout_s
         self._gate = gate
         self._num_outcomes = num_outcomes if request.mode == VERIFICATION_MODE_COUPLED else 0
+        self._is_overlap_automatic = is_overlap_automatic
+        self._record: DrafterRecord | None = None
+        """Evidence about the drafter that has the sequence open."""
+        self._num_resyncs = 0
+        """`DrafterRecord.num_resyncs` when it was opened."""
+        self._round: DraftedRound | None = None
+        """The round under verification."""
         self._timer = StepTimer(gate, is_named=request.is_drafter_fixed)
         self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
@@ -137,6 +148,9 @@ class Speculator:
         """
         if committed_ids:  # the client has read of it
             self.forgive()
+        if self._is_to_be_resynchronised:
+            self.failures["collapse"] += 1
+            self.close()
         self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
@@ -165,6 +179,9 @@ class Speculator:
         can_draft = self._session is not None and not self._session.is_late
         self._timer.commit(len(ids), began_s, time.perf_counter(), row_s, can_draft=can_draft)
         self._trials.add_tokens(len(ids))
+        if self._round is not None and self._record is not None and began_s is not None:
+            self._record.record(self._round, min(len(ids) - 1, self._round.num_tokens), time.perf_counter())
+        self._round = None
         if self._session is None:
             return
         is_draining = self._worker is not None and self._worker.is_draining
@@ -196,6 +213,14 @@ class Speculator:
         """Whether the worker asked last has missed a draft and given no sign of work since."""
         return self._worker is not None and self._worker.is_silent
 
+    @property
+    def _is_to_be_resynchronised(self) -> bool:
+        """Whether the drafter's acceptance has collapsed since the sequence was opened, and tokens do not depend on
+        drafts: the sequence is then opened again from its ids."""
+        if self._session is None or self._record is None or self._request.mode != VERIFICATION_MODE_COUPLED:
+            return False
+        return self._record.num_resyncs > self._num_resyncs
+
     def _can_do_without(self) -> bool:
         """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
         return not self._is_on or self._choose() is not None
@@ -215,6 +240,9 @@ class Speculator:
             terms = worker.trials.terms(terms)
         asked_s = time.perf_counter()
         num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
+        num_outcomes = self._num_outcomes if room > num_tokens + 1 else 0  # another draft will follow
+        if self._is_overlap_automatic and self._record is not None and not self._record.overlap.is_on:
+            num_outcomes = 0
         draft = await session.draft(
             len(self._request.prompt_ids) + len(committed_ids),
             (committed_ids or self._request.prompt_ids)[-1],
@@ -224,9 +252,13 @@ class Speculator:
             may_be_late=may_be_late,
             takes_trees=takes_trees,
             terms=terms_entry(terms) if terms is not None else None,
-            num_outcomes=self._num_outcomes if room > num_tokens + 1 else 0,  # another draft will follow
+            num_outcomes=num_outcomes,
         )
-        waited_s = time.perf_counter() - asked_s
+        now_s = time.perf_counter()
+        waited_s = now_s - asked_s
+        if draft.ids and not draft.parents and self._state.has_drafted:
+            is_hit = None if draft.num_ahead_ids is None else draft.num_ahead_ids > 0
+            self._round = DraftedRound(len(draft.ids), waited_s, is_hit, num_outcomes > 0, now_s)
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
             worker.asking.record(waited_s - draft.forward_ns * 1e-9)
         self._timer.came(len(draft.ids), waited_s)
@@ -256,6 +288,8 @@ class Speculator:
         if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
+        self._record = worker.record_of(drafter.name)
+        self._num_resyncs = self._record.num_resyncs
         self._went(DraftingEvent.OPENED)
         self.is_synthetic |= worker.hello.is_synthetic
         if worker.id not in self.worker_ids:

@@ -24,6 +24,7 @@ from betoken.router.workers.draft_session import (
     DraftUnavailableError,
     DraftWorkerLostError,
 )
+from betoken.router.workers.drafter_record import DrafterRecord
 from betoken.router.workers.worker import Worker, WorkerOptions
 from betoken.rpc.link import DraftLink, LinkCallbacks
 from betoken.rpc.sampling import NEUTRAL, resolve_sampling
@@ -67,6 +68,7 @@ class DraftWorker(Worker[DraftSession]):
         self.breaker = breaker
         self.asking = AskingTime()
         self.trials = PriceTrials()
+        self._records: dict[str, DrafterRecord] = {}
         self.is_silent = False
         """Whether a draft was missed and the worker has sent no frame since the request; it is then not asked."""
         self._last_frame_s = -math.inf
@@ -103,6 +105,13 @@ class DraftWorker(Worker[DraftSession]):
             raise DraftUnavailableError(str(error)) from error
         self._sessions[sequence_id] = session
         return session
+
+    def record_of(self, drafter: str) -> DrafterRecord:
+        """The evidence about one of its drafters; empty = its default."""
+        name = drafter or next(iter(self.hello.drafters), "")
+        if name not in self._records:
+            self._records[name] = DrafterRecord(f"drafter {name} at {self.link.address}")
+        return self._records[name]
 
     async def keep_probed(self, pool: AioPool, timeout_s: float) -> None:
         """Probe the worker whenever its circuit is open and it is connected, until cancelled."""
