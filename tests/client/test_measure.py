@@ -58,6 +58,17 @@ def test_measured_values_equal_those_by_hand():
     assert result.predicted_speedup == pytest.approx(tau / (1.2 + 0.4 + 0.1))
 
 
+def test_the_measured_hit_rate_of_overlapped_rounds_is_that_of_the_answers():
+    stats = replace(DRAFTED.speculation, num_ahead_hits=6, num_ahead_misses=4)
+    result = measured([PLAIN], [replace(DRAFTED, speculation=stats)], 4, hit_rate=0.1)
+    inputs, tau = result.inputs, (1 - (30 / 34) ** 5) / (4 / 34)
+    assert (result.is_overlapped, inputs.hit_rate) == (True, 0.6)
+    assert inputs.draft_step_ms == pytest.approx(5.0)  # four rounds of four forwards
+    assert inputs.rtt_ms == pytest.approx(2 / 1.4)
+    hop = inputs.rtt_ms / 20
+    assert result.predicted_speedup == pytest.approx(tau / (hop + 0.6 * 1.25 + 0.4 * (1.2 + 1.0 + hop)))
+
+
 def test_a_measured_parallel_drafter_has_one_forward_per_round():
     result = measured([PLAIN], [DRAFTED], 4, 0.5, DraftKind.PARALLEL)
     assert result.inputs.draft_step_ms == pytest.approx(8.0)

@@ -11,8 +11,8 @@ from betoken.draft_worker.settings import DraftWorkerSettings
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.e2e.in_process import running, save_pair, until_all_pages_are_free
 
-DRAFT = {"drafters": ("synthetic",), "synthetic_step_ms": "0.1"}
-VERIFY = {"synthetic_step_ms": "1:0.2,8:0.4"}
+DRAFT = {"drafters": ("synthetic",), "synthetic": "step_ms=0.1"}
+VERIFY = {"synthetic": "step_ms=1:0.2,8:0.4"}
 
 
 async def test_synthetic_answers_are_exact_and_labelled(tmp_path, caplog) -> None:
@@ -43,13 +43,16 @@ async def test_synthetic_answers_are_exact_and_labelled(tmp_path, caplog) -> Non
 @pytest.mark.parametrize(
     ("settings", "fields", "message"),
     [
-        (VerifyWorkerSettings, {"synthetic_step_ms": "fast"}, "--synthetic-step-ms"),
-        (VerifyWorkerSettings, {"synthetic_link_ms": 1}, "--synthetic-link-ms"),
+        (VerifyWorkerSettings, {"synthetic": "step_ms=fast"}, "synthetic\n.*step_ms"),
+        (VerifyWorkerSettings, {"synthetic": "link_ms=1"}, "synthetic\n.*step_ms: must be given"),
+        (VerifyWorkerSettings, {"synthetic": "step_ms=1 link_ms=-1"}, "link_ms = -1"),
+        (VerifyWorkerSettings, {"synthetic": "step_ms=1 speed=2"}, "'speed=2': must be NAME=VALUE"),
+        (VerifyWorkerSettings, {"synthetic": "step_ms=1 acceptance=1"}, "--synthetic: acceptance"),
         (VerifyWorkerSettings, VERIFY | {"attached_drafters": ("medusa",), "medusa": "m"}, "--attached-drafters"),
-        (DraftWorkerSettings, {"drafters": ("synthetic",)}, "--synthetic-step-ms"),
+        (DraftWorkerSettings, {"drafters": ("synthetic",)}, "--synthetic: must be given"),
         (DraftWorkerSettings, DRAFT | {"drafters": ("ngram",)}, "--drafters"),
-        (DraftWorkerSettings, DRAFT | {"synthetic_acceptance": "1.5"}, "synthetic_acceptance"),
-        (DraftWorkerSettings, DRAFT | {"synthetic_hit_rate": "0.5,0.6"}, "synthetic_hit_rate"),
+        (DraftWorkerSettings, {"synthetic": "step_ms=1 acceptance=1.5"}, "acceptance: 1.5: must be 0 to 1"),
+        (DraftWorkerSettings, {"synthetic": "step_ms=1 hit_rate=0.5,0.6"}, "hit_rate: .*must be one number"),
     ],
 )
 def test_bad_options_of_synthetic_workers_are_named(settings, fields, message) -> None:
@@ -58,4 +61,4 @@ def test_bad_options_of_synthetic_workers_are_named(settings, fields, message) -
 
 
 def test_a_synthetic_draft_worker_hosts_its_drafter_by_default() -> None:
-    assert DraftWorkerSettings(synthetic_step_ms="1").hosted_drafters == ("synthetic",)
+    assert DraftWorkerSettings(synthetic="step_ms=1").hosted_drafters == ("synthetic",)

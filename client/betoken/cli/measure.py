@@ -36,7 +36,7 @@ class MeasureOptions(c.Connection):
     draft: Annotated[DraftKind, typer.Option(help="Forwards of the drafter: one per token, or one per round.")] = (
         DraftKind.SEQUENTIAL
     )
-    hit_rate: Annotated[float, typer.Option(min=0, max=1, help="Assumed for overlapped rounds.")] = 0.8
+    hit_rate: Annotated[float, typer.Option(min=0, max=1, help="Assumed unless rounds are overlapped.")] = 0.8
     temperature: Annotated[float, typer.Option(min=0, help="0 = greedy.")] = 0.0
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
@@ -99,6 +99,8 @@ def _comparison(result: Measured, drafter: str, ratio: float | None) -> Table:
     grid.add_column()
     grid.add_row("drafter", f"{drafter}, {length} draft tokens per round")
     grid.add_row("acceptance", f"{inputs.acceptance:.3f}; by position {_listed(result.acceptance_by_position)}")
+    if result.is_overlapped:
+        grid.add_row("hit rate", f"{inputs.hit_rate:.3f} of overlapped rounds")
     beta = f"{result.verify_ratio:.2f}" + (f"; {ratio:.2f} by the worker's table" if ratio is not None else "")
     grid.add_row("beta", beta)
     grid.add_row("hops", f"{2 * inputs.rtt_ms:.2f} ms per round")

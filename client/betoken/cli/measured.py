@@ -29,6 +29,8 @@ class Measured:
     """The stream with drafts."""
     block_length: float
     """Tokens per round with a draft."""
+    is_overlapped: bool
+    """Whether rounds were overlapped, so that the hit rate is measured and not assumed."""
 
     @property
     def speedup(self) -> float:
@@ -42,8 +44,11 @@ class Measured:
 
     @property
     def predicted_speedup(self) -> float:
-        """Speed-up of synchronous rounds by the formula, with the measured costs."""
+        """Speed-up by the formula of the measured kind of rounds, with the measured costs."""
         costs = self.inputs.costs(self.num_draft_tokens)
+        if self.is_overlapped:
+            hit_rate = self.inputs.hit_rate
+            return speedup.overlapped_speedup(self.inputs.acceptance, self.num_draft_tokens, costs, hit_rate)
         return speedup.synchronous_speedup(self.inputs.acceptance, self.num_draft_tokens, costs)
 
     def as_json(self) -> dict[str, Any]:
@@ -61,6 +66,9 @@ def measured(
 ) -> Measured:
     """Return the values of a plan from answers without speculation and answers with drafts of a fixed length.
 
+    `hit_rate` is assumed unless rounds were overlapped. A hit takes no drafting time and no round trip to the draft
+    worker.
+
     Raises:
         InvalidArgumentError: the answers are too short for a decode step, or no draft was verified.
     """
@@ -74,13 +82,16 @@ def measured(
     verify_ms = 1e3 * _sum(stats, "verify_forward_s") / _sum(stats, "num_verify_forwards")
     num_rounds = _sum(stats, "num_rounds")
     drafting_s = _sum(stats, "draft_forward_s") - _sum(stats, "first_draft_forward_s")  # without the prompts' prefill
-    drafting_ms = 1e3 * max(0.0, drafting_s) / max(1, num_rounds - len(stats))
+    num_hits, num_misses = _sum(stats, "num_ahead_hits"), _sum(stats, "num_ahead_misses")
+    is_overlapped = num_hits + num_misses > 0
+    hit_rate = num_hits / (num_hits + num_misses) if is_overlapped else hit_rate
+    drafting_ms = 1e3 * max(0.0, drafting_s) / max(1, num_rounds - num_hits - len(stats))
     per_forward = 1 if draft is DraftKind.PARALLEL else num_draft_tokens
     inputs = PlanInputs(
         target_step_ms=step_ms,
         draft_step_ms=drafting_ms / per_forward,
         acceptance=_acceptance(stats),
-        rtt_ms=_hops_ms(stats) / 2,
+        rtt_ms=_hops_ms(stats) / (2 - hit_rate if is_overlapped else 2),
         hit_rate=hit_rate,
         token_ms=max(0.0, verify_ms - step_ms) / num_draft_tokens,
         draft=draft,
@@ -94,6 +105,7 @@ def measured(
         _tokens_per_s(decoded),
         _tokens_per_s(drafted),
         1.0 + _sum(stats, "num_accepted_tokens") / num_drafts,
+        is_overlapped,
     )
 
 

@@ -6,7 +6,7 @@ All values are pure functions of positions and ids, so that answers repeat and d
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
 
@@ -117,3 +117,56 @@ def probability(text: str) -> float:
     if len(values) > 1:
         raise ValueError(f"{text!r}: must be one number from 0 to 1")
     return values[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a synthetic worker simulates."""
+
+    step_ms: str
+    """Time of a forward, milliseconds, or a table by tokens; see `StepTimes.parse`."""
+    link_ms: float = 0.0
+    """Round trip that the link adds, milliseconds."""
+    acceptance: str = "0.8"
+    """Draft workers: acceptance probability of a draft token if all before it are accepted; one, or one a position."""
+    hit_rate: str = "0.8"
+    """Draft workers: share of verification results that were drafted ahead for."""
+
+    @classmethod
+    def parse(cls, text: str) -> Simulation:
+        """Read `step_ms=20 link_ms=0.2`: names and values of the fields, separated by spaces.
+
+        Raises:
+            ValueError: a name is unknown, repeated or missing, or a value is outside its range.
+        """
+        names, given = [each.name for each in fields(cls)], dict[str, str]()
+        for part in text.split():
+            name, _, value = part.partition("=")
+            if name not in names or name in given:
+                raise ValueError(f"{part!r}: must be NAME=VALUE, each name once, of {', '.join(names)}")
+            given[name] = value
+        if "step_ms" not in given:
+            raise ValueError("step_ms: must be given")
+        link_ms = given.pop("link_ms", "0")
+        made = cls(**given, link_ms=float(link_ms) if _is_number(link_ms) else -1.0)
+        if not 0 <= made.link_ms <= MAX_STEP_MS:
+            raise ValueError(f"link_ms = {link_ms}: must be 0 to {MAX_STEP_MS:g}")
+        for name, check in (("step_ms", StepTimes.parse), ("acceptance", probabilities), ("hit_rate", probability)):
+            try:
+                check(getattr(made, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return made
+
+    @property
+    def times(self) -> StepTimes:
+        """Times of a forward."""
+        return StepTimes.parse(self.step_ms)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -108,7 +108,7 @@ def _load(
             predicting_drafters=predicting_drafters(settings.hosted_drafters),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
-            is_synthetic=settings.is_synthetic,
+            is_synthetic=bool(settings.synthetic),
             weight_bytes=weight_bytes,
             kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
             other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),

@@ -49,15 +49,15 @@ class DraftWorkerSettings(WorkerSettings):
         """Names of the drafters to host, the default first."""
         if self.drafters != _AUTO:
             return self.drafters
-        return (SYNTHETIC,) if self.is_synthetic else usual_drafters(self)
+        return (SYNTHETIC,) if self.synthetic else usual_drafters(self)
 
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:
         check_drafters(self.hosted_drafters, self)
-        if self.is_synthetic and self.hosted_drafters != (SYNTHETIC,):
-            raise ValueError(f"--drafters = {','.join(self.drafters)}: must be {SYNTHETIC} with --synthetic-step-ms")
-        if not self.is_synthetic and SYNTHETIC in self.hosted_drafters:
-            raise ValueError(f"--synthetic-step-ms: must be given for the drafter `{SYNTHETIC}`")
+        if self.synthetic and self.hosted_drafters != (SYNTHETIC,):
+            raise ValueError(f"--drafters = {','.join(self.drafters)}: must be {SYNTHETIC} with --synthetic")
+        if not self.synthetic and SYNTHETIC in self.hosted_drafters:
+            raise ValueError(f"--synthetic: must be given for the drafter `{SYNTHETIC}`")
         for name in self.drafters:
             if len(name.encode()) > MAX_DRAFTER_NAME_BYTES:
                 raise ValueError(f"--drafters = {name!r}: must be at most {MAX_DRAFTER_NAME_BYTES} bytes")

@@ -150,13 +150,13 @@ async def run(options: argparse.Namespace, report: Callable[[str], None]) -> dic
     Raises:
         RuntimeError: tokens differ.
     """
-    link = ("--synthetic-link-ms", str(options.hop_ms))
+    link = f"link_ms={options.hop_ms}"
     config = LocalServicesConfig(
         options.target,
         drafters=(DRAFTER,),
         verify_threads=1,
-        verify_options=("--synthetic-step-ms", str(options.target_step_ms), *link),
-        draft_options=("--synthetic-step-ms", str(options.draft_step_ms), *link),
+        verify_options=("--synthetic", f"step_ms={options.target_step_ms} {link}"),
+        draft_options=("--synthetic", f"step_ms={options.draft_step_ms} {link}"),
         router_options=("--no-drafts-must-pay",),
     )
     async with Stack(config) as stack, overlapping_router(stack, options.target) as (router, client):

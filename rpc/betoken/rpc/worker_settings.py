@@ -4,11 +4,11 @@ Knows the options' names and bounds, not the engine that honours them.
 """
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from betoken.common.synthetic import StepTimes
+from betoken.common.synthetic import Simulation
 from betoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
@@ -104,39 +104,29 @@ class WorkerSettings(ServiceSettings):
         " with the same weights, code and processor; always = at every start.",
     )
 
-    synthetic_step_ms: str = Field(
+    synthetic: str = Field(
         "",
-        description="Simulate: forwards take this time and compute nothing, milliseconds, or a table by tokens"
-        " (1:20,8:22); outputs are labelled as synthetic. A draft worker hosts the drafter `synthetic`; a verify worker"
-        " uses the tokenizer and the context of --model. Default: a real model.",
-    )
-    synthetic_link_ms: float = Field(
-        0.0,
-        ge=0,
-        le=60_000,
-        description="Round-trip time that a simulated link adds, with --synthetic-step-ms, milliseconds.",
+        description="Simulate a model: step_ms=20 link_ms=0.2 acceptance=0.8 hit_rate=0.7, all but the first optional."
+        " A forward takes step_ms, or a time by tokens (1:20,8:22); the last two are for draft workers. Outputs are"
+        " labelled. Default: a real model.",
     )
 
     @property
-    def is_synthetic(self) -> bool:
-        """Whether the worker simulates its model."""
-        return bool(self.synthetic_step_ms)
+    def simulation(self) -> Simulation | None:
+        """What the worker simulates; None for a real model."""
+        return Simulation.parse(self.synthetic) if self.synthetic else None
 
     @property
     def one_way_delay_s(self) -> float:
         """Delay of a frame on the simulated link, seconds."""
-        return self.synthetic_link_ms / 2e3 if self.is_synthetic else 0.0
+        return self.simulation.link_ms / 2e3 if self.simulation is not None else 0.0
 
-    @model_validator(mode="after")
-    def _check_synthetic(self) -> Self:
-        if self.is_synthetic:
-            try:
-                StepTimes.parse(self.synthetic_step_ms)
-            except ValueError as error:
-                raise ValueError(f"--synthetic-step-ms: {error}") from None
-        elif self.synthetic_link_ms:
-            raise ValueError("--synthetic-link-ms: needs --synthetic-step-ms")
-        return self
+    @field_validator("synthetic")
+    @classmethod
+    def _check_synthetic(cls, value: str) -> str:
+        if value:
+            Simulation.parse(value)
+        return value
 
     @field_validator("worker_id")
     @classmethod

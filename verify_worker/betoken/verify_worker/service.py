@@ -8,7 +8,6 @@ from importlib.metadata import version
 
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError
-from betoken.common.synthetic import StepTimes
 from betoken.drafters.host.feed import FeatureFeed
 from betoken.drafters.host.making import DrafterMaker, attached_layers, attached_memory, source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
@@ -19,7 +18,6 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
-from betoken.engine.synthetic import simulated
 from betoken.engine.weights.fingerprint import hash_sources
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
@@ -41,6 +39,7 @@ from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
 from betoken.verify_worker.settings import VerifyWorkerSettings
+from betoken.verify_worker.synthetic import simulated
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ def _load(
             predicting_drafters=predicting_drafters(names),
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
-            is_synthetic=settings.is_synthetic,
+            is_synthetic=bool(settings.synthetic),
             weight_bytes=runner.weight_bytes,
             kv_bytes=runner.kv_bytes,
             other_bytes=other_bytes(runner.weight_bytes if settings.device == "cpu" else 0),
@@ -153,15 +152,16 @@ def _load(
 
 def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: LoadProgress) -> ModelRunner:
     """The model, or a simulated one with its description."""
-    if not settings.is_synthetic:
+    simulation = settings.simulation
+    if simulation is None:
         return load_runner(config, progress)
     config = replace(config, compile="off", self_check=False)
-    return simulated(load_runner(config, progress), StepTimes.parse(settings.synthetic_step_ms))
+    return simulated(load_runner(config, progress), simulation.times)
 
 
 def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) -> list[StepCost]:
     """The measured step times; on a CPU of an earlier start, since there they take seconds."""
-    if settings.device != "cpu" or settings.is_synthetic:
+    if settings.device != "cpu" or settings.synthetic:
         return measure_step_costs(runner)
     key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code)
     return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

@@ -36,9 +36,16 @@ class VerifyWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_attached(self) -> Self:
         check_attached(self.attached_drafters, self)
-        if self.is_synthetic and (readers := [name for name in self.attached_drafters if SPECS[name].features]):
-            limit = "reads hidden states, which a synthetic target has none of (--synthetic-step-ms)"
+        if self.synthetic and (readers := [name for name in self.attached_drafters if SPECS[name].features]):
+            limit = "reads hidden states, which a synthetic target has none of (--synthetic)"
             raise ValueError(f"--attached-drafters = {readers[0]!r}: {limit}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_simulation(self) -> Self:
+        of_drafts = [name for name in ("acceptance", "hit_rate") if f"{name}=" in self.synthetic]
+        if of_drafts:
+            raise ValueError(f"--synthetic: {of_drafts[0]} is a draft worker's")
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from betoken.common.synthetic import StepTimes
+from betoken.common.synthetic import Simulation
 from betoken.drafters.spec import DrafterContext, DrafterSpec
 from betoken.drafters.synthetic.settings import SyntheticSettings
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 def _make(host: DrafterContext) -> Drafter:
     from betoken.drafters.synthetic.drafter import SyntheticDrafter
 
-    return SyntheticDrafter(
-        StepTimes.parse(host.settings.synthetic_step_ms), SyntheticSettings.of_options(host.settings)
-    )
+    simulation = Simulation.parse(host.settings.synthetic)
+    return SyntheticDrafter(simulation.times, SyntheticSettings(simulation.acceptance, simulation.hit_rate))
 
 
 SPEC = DrafterSpec(

@@ -10,17 +10,7 @@ from betoken.drafters.settings import SequenceSettings, setting
 class SyntheticSettings(SequenceSettings):
     """Acceptance and hit rate of simulated drafts."""
 
-    acceptance: str = setting(
-        "0.8",
-        "Acceptance probability of a draft token of `synthetic` if all tokens before it are accepted, 0 to 1; or one"
-        " per draft position (0.9,0.8,0.7).",
-        option="synthetic_acceptance",
-        check=probabilities,
-    )
-    hit_rate: str = setting(
-        "0.8",
-        "Share of verification results that `synthetic` has drafted ahead for, with --overlap on of the router, 0 to"
-        " 1.",
-        option="synthetic_hit_rate",
-        check=probability,
-    )
+    acceptance: str = setting("0.8", check=probabilities)
+    """See `Simulation`."""
+    hit_rate: str = setting("0.8", check=probability)
+    """See `Simulation`."""

@@ -124,21 +124,14 @@ class DraftSession:
             await self._mailbox.get(timeout_s)  # is there: guesses at what has been decided by now
         self._is_late = self._is_pending = False
         commits, self._commits = self._commits, []
-        request = DraftRequest(
-            sequence_id=self.sequence_id,
-            base_length=base_length,
-            next_id=next_id,
-            num_tokens=num_tokens,
-            takes_trees=takes_trees,
-            terms=terms,
-            num_outcomes=num_outcomes,
-        )
+        key, how = (base_length, next_id), (takes_trees, terms, num_outcomes)
+        request = _request(self.sequence_id, key, num_tokens, *how)
         asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
         max_tokens = terms.max_tokens if terms is not None else num_tokens
-        pushed = self._take_pushed((base_length, next_id), max_tokens, vocab_size)
+        pushed = self._take_pushed(key, max_tokens, vocab_size)
         self._host.ask(commits, request)
         if pushed is not None:
-            self._surplus = base_length, next_id
+            self._surplus = key
             return pushed
         try:
             block = await self._mailbox.get(timeout_s)
@@ -147,7 +140,7 @@ class DraftSession:
             self._is_late = may_be_late
             kind = DraftLateError if may_be_late else DraftTimeoutError
             raise kind(f"no draft within {timeout_s:.3g} s") from None
-        if (block.base_length, block.next_id) != (base_length, next_id):
+        if (block.base_length, block.next_id) != key:
             given = f"length {block.base_length} and next id {block.next_id}"
             raise DraftFailedError(f"a draft for {given}, not {base_length} and {next_id}")
         elapsed_ns = time.perf_counter_ns() - asked_ns
@@ -188,3 +181,22 @@ class DraftSession:
     def fail(self, error: Exception) -> None:
         """The answer will never come."""
         self._mailbox.fail(error)
+
+
+def _request(
+    sequence_id: int,
+    key: tuple[int, int],
+    num_tokens: int,
+    takes_trees: bool,
+    terms: DraftTerms | None,
+    num_outcomes: int,
+) -> DraftRequest:
+    return DraftRequest(
+        sequence_id=sequence_id,
+        base_length=key[0],
+        next_id=key[1],
+        num_tokens=num_tokens,
+        takes_trees=takes_trees,
+        terms=terms,
+        num_outcomes=num_outcomes,
+    )
