@@ -60,9 +60,19 @@ async def compared(client: AsyncClient, temperature: float, drafter: str = "mode
 async def test_overlapped_answers_equal_decoding(services: Running, temperature: float, how: dict[str, Any]) -> None:
     given = await compared(services.client, temperature, **how)
     if "drafter" not in how:
-        assert sum(one.speculation.num_ahead_hits for one in given)
-        assert sum(one.speculation.num_ahead_misses for one in given)
+        assert sum(one.speculation.num_ahead_hits + one.speculation.num_ahead_misses for one in given)
     assert sum(worker.preemptions for worker in (await services.client.model_info()).verify_workers)
+
+
+async def test_overlapped_answers_equal_decoding_after_hits_and_misses(services: Running) -> None:
+    num_hits = num_misses = 0
+    for _ in range(20):  # whether the drafter finds time to draft ahead is up to the machine
+        given = await compared(services.client, 0.0)
+        num_hits += sum(one.speculation.num_ahead_hits for one in given)
+        num_misses += sum(one.speculation.num_ahead_misses for one in given)
+        if num_hits and num_misses:
+            break
+    assert num_hits and num_misses
 
 
 async def test_cancelled_overlapped_answers_disturb_no_other(services: Running) -> None:
@@ -130,5 +140,4 @@ async def test_overlapped_answers_survive_the_loss_of_the_draft_worker_then_of_a
             await services.lose_verify()
             answered = await given
         assert [one.output_ids for one in answered] == [one.output_ids for one in expected]
-        stats = [one.speculation for one in answered]
-        assert sum(one.num_ahead_hits for one in stats) and sum(one.num_failovers for one in stats)
+        assert sum(one.speculation.num_failovers for one in answered)

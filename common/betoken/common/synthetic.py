@@ -121,7 +121,7 @@ def probability(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a synthetic worker simulates."""
+    """Times and drafts of a synthetic worker."""
 
     step_ms: str
     """Time of a forward, milliseconds, or a table by tokens; see `StepTimes.parse`."""

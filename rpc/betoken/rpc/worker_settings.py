@@ -113,7 +113,7 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def simulation(self) -> Simulation | None:
-        """What the worker simulates; None for a real model."""
+        """Simulation instead of a model; None for a real model."""
         return Simulation.parse(self.synthetic) if self.synthetic else None
 
     @property
