@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ gc.disable()
 CLOCK.install()
 if sys.platform == "linux":
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
+# A background shell ignores SIGINT, and services under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # An example slowed down by a machine pause is not a fault. Every run has the same examples, so that a failing one
 # is the change's; `--hypothesis-profile=search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,7 +45,7 @@ if VERBOSITY is None:
     del os.environ["GRPC_VERBOSITY"]
 
 
-LONG = ("e2e", "deploy", "kernels", "engine", "lab", "client", "gateway")
+LONG = ("e2e", "deploy", "kernels", "engine", "verify_worker", "lab", "drafters", "client", "gateway")
 """Folders with files that take long. They come first where several processes share the files, or at the end one would
 wait for another's; pytest-xdist goes by the number of tests."""
 
@@ -65,6 +68,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Models are tiny, so that more threads spin for each other. Tests of several threads set their number.
+    torch.set_num_threads(1)
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
 

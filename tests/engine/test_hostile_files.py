@@ -26,7 +26,7 @@ from tests.engine.gguf_files import tiny_model, write_gguf
 from tests.engine.mixture_files import WAYS, save_both
 from tests.engine.tiny import save_tiny
 
-NUM_HEADERS, NUM_CONFIGS = 1500, 120
+NUM_HEADERS, NUM_CONFIGS = 1000, 60
 MAX_BYTES = 64 << 20
 """Far above what any of these files holds, far below what their lengths claim."""
 VALUES: tuple[Any, ...] = (None, -1, 0, 1, 3, 2**31, 2**63, 1.5, True, "", "x", [], [[]], {}, {"a": 1}, [1, 2, 3])

@@ -68,7 +68,7 @@ async def until_well(cluster: Cluster, workers: list[Any], expected: list[int]) 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_mutants", [800, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_mutants", [400, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ["verify", "draft"])
 async def test_mutated_frames_of_a_worker_end_in_answers_or_typed_errors(
     make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture, role: str, num_mutants: int

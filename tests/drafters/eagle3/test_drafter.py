@@ -408,21 +408,32 @@ def test_for_rejection_draft_tokens_come_with_their_distributions(target):
         assert prob == pytest.approx(shares[token_id].item(), rel=1e-3, abs=1e-6)
 
 
+NUM_AT_ONCE = 6
+"""Sequences that draft together."""
+
+
 def test_draft_tokens_for_rejection_follow_their_reported_distributions(target):
     rig = Rig(target, max_branches=1, max_depth=1)
     counts, num_samples = Counter(), 1500
-    for seed in range(num_samples):
-        params = SamplingParams(temperature=0.9, top_k=8, seed=seed)
-        seq = rig.open(ids_of(31, 9), params, wants_probs=True, draft_affects_output=True)
-        if seed == 0:
-            rig.send([seq])
-            rows = rig.states_of(seq.ids)[:-1]
-        else:
-            rig.drafter.observe([FeatureSpan(seq, 0, 0, 8)], rows)
-        rig.drafter.request(seq, 1)
-        (drafted,) = rig.drafter.step()
-        counts[drafted.draft_ids[0]] += 1
-        rig.drafter.close(seq)
+    for start in range(0, num_samples, NUM_AT_ONCE):
+        sequences = []
+        for seed in range(start, start + NUM_AT_ONCE):
+            params = SamplingParams(temperature=0.9, top_k=8, seed=seed)
+            seq = rig.open(ids_of(31, 9), params, wants_probs=True, draft_affects_output=True)
+            if seed == 0:
+                rig.send([seq])
+                rows = rig.states_of(seq.ids)[:-1]
+            else:
+                rig.drafter.observe([FeatureSpan(seq, 0, 0, 8)], rows)
+            rig.drafter.request(seq, 1)
+            sequences.append(seq)
+        answers = []
+        while len(answers) < NUM_AT_ONCE:
+            answers += rig.drafter.step()
+        for drafted in answers:
+            counts[drafted.draft_ids[0]] += 1
+        for seq in sequences:
+            rig.drafter.close(seq)
     probs = dict(zip(drafted.draft_probs[0].token_ids, drafted.draft_probs[0].probs, strict=True))
     assert counts.keys() <= probs.keys()
     kept = [token_id for token_id in probs if probs[token_id] * num_samples >= 5]

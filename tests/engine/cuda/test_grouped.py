@@ -30,8 +30,7 @@ from tests.engine.gguf_files import write_gguf
 from tests.engine.mixture_files import WAYS, save_both
 from tests.engine.tiny import save_tiny
 from tests.kernels.grouped_weights import draw_weight
-
-KINDS = ("gptq-ordered", "awq", "nf4", "fp8 experts", "mxfp4 experts", "q4_1", "q6_k")
+from tests.products import slow
 
 
 def save(kind: str, folder: Path) -> str:
@@ -66,7 +65,7 @@ def load(kind: str, folder: Path) -> tuple[CudaForward, ReferenceForward]:
     return forward, ReferenceForward(models[1], pools[1], NUM_PAGES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gptq-ordered", "nf4", "fp8 experts", "q4_1", *slow("awq", "mxfp4 experts", "q6_k")])
 @torch.inference_mode()
 def test_logits_of_grouped_weights_equal_the_references(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

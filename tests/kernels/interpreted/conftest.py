@@ -42,7 +42,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "child.py")],
             cwd=config.rootpath,
-            env={**os.environ, "TRITON_INTERPRET": "1"},
+            env={**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

@@ -1,5 +1,7 @@
 """The Triton sampler chooses the reference's tokens, its log-probabilities are right, a row depends on itself alone."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,14 @@ from betoken.kernels import dispatch
 from betoken.kernels.sample import greedy, sample, token_logprobs
 from betoken.kernels.sample.narrowing import narrow
 from tests.kernels.sample_cases import SETTINGS, SIZES, as_columns, random_case, unsound_case
+from tests.products import covering
+
+UNSOUND = [
+    *((1100, settings) for settings in SETTINGS[:4]),
+    (3, SETTINGS[4]),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in product((3, 1100, 4200), SETTINGS)),
+]
+"""Sizes of vocabularies and settings for rows that choose nothing."""
 
 
 def draw(logits: torch.Tensor, settings: dict, device: torch.device) -> list[int]:
@@ -22,8 +32,7 @@ def assert_equals_reference(logits: torch.Tensor, settings: dict, device: torch.
         assert draw(logits, settings, device) == expected
 
 
-@pytest.mark.parametrize("vocab_size", SIZES)
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize(("index", "vocab_size"), covering(range(3), SIZES, strength=1))
 def test_triton_sampled_tokens_equal_the_reference(
     index: int, vocab_size: int, device: torch.device, takes_triton
 ) -> None:
@@ -94,8 +103,7 @@ def test_a_triton_sampled_row_does_not_depend_on_the_others(device: torch.device
             assert draw(logits[row : row + 1], alone, device) == together[row : row + 1]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("vocab_size", [3, 4200])
+@pytest.mark.parametrize(("vocab_size", "settings"), UNSOUND)
 def test_rows_without_a_finite_largest_value_choose_nothing(
     vocab_size: int, settings: dict, device: torch.device, takes_triton
 ) -> None:

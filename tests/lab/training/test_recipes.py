@@ -73,7 +73,7 @@ def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
         options += ["--renew-every", "20"]  # each renewal loads the draft into the engine
     else:  # text has more to learn than what an untrained target says
         options += ["--texts", str(tiny_pair / "texts.jsonl")]
-    for tokens in ("1", "8000"):
+    for tokens in ("1", "5000"):
         options[options.index("--tokens") + 1] = tokens
         options[options.index("--run-dir") + 1] = str(tmp_path / f"run{tokens}")
         main(options)
