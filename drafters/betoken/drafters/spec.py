@@ -120,6 +120,8 @@ class DrafterSpec:
     it."""
     max_uncommitted: Callable[[Any], int] | None = None
     """Most rows after the committed ids in a forward of its model, by the worker's settings; None = a draft block's."""
+    simulates: bool = False
+    """Whether its drafts are simulated, for a synthetic target only."""
     predicts: bool = False
     """Whether it looks up what an answer is expected to say (`DraftSequence.predicted_ids`)."""
     other_sources: tuple[Source, ...] = ()

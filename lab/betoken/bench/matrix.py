@@ -12,8 +12,8 @@ from betoken.drafters.registry import SPECS
 
 NO_DRAFTER = "none"
 FUSED = "fused"
-DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host)
-"""Every drafter that a draft worker can host. Each is covered; `DRAFTINGS` has trees and chains."""
+DRAFTERS = tuple(name for name, spec in SPECS.items() if spec.can_host and not spec.simulates)
+"""Every drafter that a draft worker can host for a real target. Each is covered; `DRAFTINGS` has trees and chains."""
 WITH_WEIGHTS = {
     spec.name: option for spec in SPECS.values() if spec.can_attach for option in spec.options if option.names_weights
 }

@@ -27,7 +27,7 @@ HOSTED: Variant = (False, ())
 
 def _default_sides() -> Iterator[str]:
     for spec in sorted(SPECS.values(), key=lambda spec: spec.num_others):
-        if spec.can_host and not spec.comes_first:
+        if spec.can_host and not spec.comes_first and not spec.simulates:
             side = f"{spec.name}/{NUM_DRAFT_TOKENS}=16" if spec.max_uncommitted is not None else spec.name
             own_model = (option for option in spec.options if option.names_weights and not option.names_target)
             yield from (side, *(f"{side}/{option.flag}=target" for option in own_model if not spec.can_attach))

@@ -79,11 +79,15 @@ class Cell:
 
 
 def compared(plain: Cell, drafted: Cell, inputs: PlanInputs, num_tokens: int, is_overlapped: bool) -> dict[str, float]:
-    """The measured speed-up, the formula's, and the formula's with measured times in place of the nominal ones."""
+    """The measured speed-up, the formula's, and the formula's with measured times in place of the nominal ones.
+
+    `ratio` is measured by planned speed-up. `time_ratio` is the same for the block length that was drawn: few answers
+    draw another one than expected.
+    """
     speedup = plain.ms_per_token / drafted.ms_per_token
-    planned = expected_block_length(inputs.acceptance, num_tokens) / _round_time(
-        inputs.costs(num_tokens), num_tokens, inputs.hit_rate if is_overlapped else None
-    )
+    expected = expected_block_length(inputs.acceptance, num_tokens)
+    round_time = _round_time(inputs.costs(num_tokens), num_tokens, inputs.hit_rate if is_overlapped else None)
+    planned = expected / round_time
     hop = drafted.overhead_ms / 2 / plain.ms_per_token
     draft = drafted.draft_ms / num_tokens / plain.ms_per_token
     costs = RoundCosts(draft, drafted.verify_ms / plain.ms_per_token, hop, hop)
@@ -92,6 +96,7 @@ def compared(plain: Cell, drafted: Cell, inputs: PlanInputs, num_tokens: int, is
         "speedup": round(speedup, 3),
         "formula": round(planned, 3),
         "ratio": round(speedup / planned, 3),
+        "time_ratio": round(speedup * round_time / drafted.block_length, 3),
         "formula_of_measured_times": round(explained, 3),
         "block_length": round(drafted.block_length, 3),
         "hit_rate": round(drafted.hit_rate, 3),

@@ -38,7 +38,7 @@ def test_every_combination_is_in_the_matrix() -> None:
 
 
 def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by_trees() -> None:
-    assert {*DRAFTERS, *WITH_WEIGHTS, "grammar"} == set(SPECS)
+    assert {*DRAFTERS, *WITH_WEIGHTS, "grammar", "synthetic"} == set(SPECS)
     labels = {drafting.label for drafting in DRAFTINGS}
     assert labels >= {*DRAFTERS, *WITH_WEIGHTS}, "stores of results know these names"
     assert labels >= set(ATTACHABLE) - {"grammar"}

@@ -23,6 +23,7 @@ SPEC = DrafterSpec(
     name="synthetic",
     make=_make,
     explains="accepted from the synthetic drafter",
-    colour="magenta",
+    colour="red underline",
+    simulates=True,
     settings=SyntheticSettings,
 )
