@@ -90,6 +90,8 @@ struct GroupedLayout {
 inline Native half_to_float(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (Native)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__) && defined(__AVX__)
+  return (Native)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #endif
   NativeHalves half;
   std::memcpy(&half, from, sizeof half);

@@ -2,52 +2,149 @@
 // decoded once for all rows. Where bf16 is not multiplied in pairs, weights become the floats that they stand for, and
 // every output is one sum over K in order.
 #pragma once
+#include "grouped_bytes.h"
+#include "grouped_ends.h"
 #include "linear_grouped_dots.h"
 #include "linear_grouped_job.h"
 
 namespace betoken {
 
-// Rows [row, row + R), over 32 k from `from` on: weights [32][32 columns], kept sums [rows][32].
-template <int R, class T>
-inline void grouped_vectors(const GroupedLinear<T>& job, const float* weights, int64_t row, int64_t from, float* kept) {
+// R rows of x [.., k], over 32 k: weights [32][32 columns], kept sums [R][32].
+template <int R>
+inline void grouped_vectors(const float* x, int64_t k, const float* weights, float* kept) {
   constexpr int kVectors = kColumns / kNative;
   Native sums[R][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = load_native(kept + (row + r) * kColumns + v * kNative);
-  const float* x = job.floats + row * job.at.k + from;
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = load_native(kept + r * kColumns + v * kNative);
   for (int i = 0; i < 32; ++i, weights += kColumns) {
-    Native columns[kVectors];
+    Native values[R];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) columns[v] = load_native(weights + v * kNative);
+    for (int r = 0; r < R; ++r) values[r] = Native{} + x[r * k + i];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) {
+      const Native columns = load_native(weights + v * kNative);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += columns[v] * x[r * job.at.k + i];
+      for (int r = 0; r < R; ++r) sums[r][v] += columns * values[r];
+    }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store_native(kept + (row + r) * kColumns + v * kNative, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store_native(kept + r * kColumns + v * kNative, sums[r][v]);
 }
 
-template <int CODE, class T>
-inline void grouped_group(const GroupedLinear<T>& job, int64_t group) {
-  constexpr int kMostRows = kNative == 16 ? 8 : kNative == 8 ? 2 : 1;  // whose sums registers hold
-  static thread_local std::vector<float> kept;
-  kept.assign(job.rows * kColumns, 0.0f);
-  alignas(64) float weights[32 * kColumns];
-  const GroupedColumns columns = job.columns(group);
-  for (int64_t from = 0; from < job.at.k; from += 32) {
-    decode_floats<CODE>(columns, from, weights);
-    by_even_rows<kMostRows>(job.rows, [&](auto num_rows, int64_t row) {
-      grouped_vectors<decltype(num_rows)::value>(job, weights, row, from, kept.data());
-    });
+// Whether scale times (code - zero) is scale times code less scale times zero: only the result may be rounded.
+inline bool is_zero_exact(const GroupedFormat& format) {
+  if (is_zeros(format.offset)) return false;
+  const bool is_power = (format.zero & (format.zero - 1)) == 0;
+  return !format.zero || (format.offset == kNone && format.scale != kFloat && (is_power || !has_units(format.scale)));
+}
+
+// Decodes 32 columns at [from, from + 32) of K for codes that are integers, with the results of `decode_floats`:
+// use(lane, k of 32, weights of 8 k). `ends`: raw scales and offsets, from index `first` on. HAS_ZEROS: zeros are
+// subtracted from codes before scaling; otherwise scale times code and scale times zero are exact.
+template <int LAYOUT, bool HAS_ZEROS, class Use>
+[[gnu::always_inline]] inline void each_number(const GroupedColumns& columns, const DotEnds& ends, int first, int block,
+                                               int64_t from, Use use) {
+  const GroupedFormat& format = columns.at.format;
+  const uint8_t* step = columns.codes(from);
+  const Native zero = Native{} + float(format.zero);
+  const bool has_offsets = format.offset != kNone;
+#pragma GCC unroll 1
+  for (int quarter = 0; quarter < kStep / kQuarter; ++quarter)
+#pragma GCC unroll 8
+    for (int lane = 0; lane < kColumns; lane += kNative) {
+      const int end = first + (block == 16 ? quarter / 2 : 0);
+      const Native scale = load_native(ends.scales[end] + lane);
+      const Native offset = has_offsets ? load_native(ends.offsets[end] + lane) : Native{};
+      const Native zeros = HAS_ZEROS && is_zeros(format.offset) ? zero + offset : zero;
+      const Native added = HAS_ZEROS ? is_zeros(format.offset) ? Native{} : offset : offset - zero * scale;
+      const ByteQuarter<LAYOUT> codes(step, lane, quarter);
+      [&]<int... K>(std::integer_sequence<int, K...>) {
+        const Native floats[] = {__builtin_convertvector(codes.template code<K>(), Native)...};
+        const Native numbers[] = {(HAS_ZEROS ? floats[K] - zeros : floats[K]) * scale + added...};
+        use(lane, quarter * kQuarter, numbers);
+      }(std::make_integer_sequence<int, kQuarter>());
+    }
+}
+
+// each(ends, place of the first one, k) for every step of K, fetching ahead.
+template <class Each>
+inline void each_step(const GroupedColumns& columns, Each each) {
+  const int64_t k = columns.at.k;
+  const int block = dot_block(columns.at.format);
+  DotAhead ahead(columns, k / kStep, 4096);
+  DotEnds ends;
+  for (int64_t from = 0; from < k; from += kStep) {
+    if (from % kDepthChunk == 0) {
+      const int64_t end = std::min<int64_t>(from + kDepthChunk, k);
+      if (block == 32) decode_ends<32, true>(columns, from, end, ends);
+      else decode_ends<16, true>(columns, from, end, ends);
+    }
+    ahead.ask();
+    each(ends, int(from % kDepthChunk / block), from);
   }
-  for (int64_t row = 0; row < job.rows; ++row)
-    for (int64_t i = 0; i < kColumns && group * kColumns + i < job.out.n; i += kLanes)
-      job.out.finish(row, group * kColumns + i, load16(&kept[row * kColumns + i]));
+}
+
+template <int LAYOUT, bool HAS_ZEROS>
+inline void integers_one(const GroupedColumns& columns, const float* x, float* kept) {
+  constexpr int kVectors = kColumns / kNative;
+  const int block = dot_block(columns.at.format);
+  Native sums[kVectors] = {};
+  each_step(columns, [&](const DotEnds& ends, int first, int64_t from) {
+    each_number<LAYOUT, HAS_ZEROS>(columns, ends, first, block, from, [&](int lane, int k, auto& weights) {
+      Native sum = sums[lane / kNative];
+#pragma GCC unroll 8
+      for (int i = 0; i < kQuarter; ++i) sum += weights[i] * x[from + k + i];
+      sums[lane / kNative] = sum;
+    });
+  });
+  for (int v = 0; v < kVectors; ++v) store_native(kept + v * kNative, sums[v]);
+}
+
+constexpr int kMostRows = kNative == 16 ? 8 : kNative == 8 ? 3 : 1;  // whose sums registers hold
+
+// Rows of x [rows, k] over 32 k from `from` on: kept sums [rows][32].
+inline void multiply_decoded(const float* x, int64_t rows, int64_t k, const float* weights, int64_t from, float* kept) {
+  by_even_rows<kMostRows>(rows, [&](auto num_rows, int64_t row) {
+    grouped_vectors<decltype(num_rows)::value>(x + row * k + from, k, weights, kept + row * kColumns);
+  });
+}
+
+template <int LAYOUT, bool HAS_ZEROS>
+inline void integers_group(const GroupedColumns& columns, const float* x, int64_t rows, float* kept) {
+  if (rows == 1) return integers_one<LAYOUT, HAS_ZEROS>(columns, x, kept);
+  const int block = dot_block(columns.at.format);
+  alignas(64) float weights[32 * kColumns];
+  each_step(columns, [&](const DotEnds& ends, int first, int64_t from) {
+    each_number<LAYOUT, HAS_ZEROS>(columns, ends, first, block, from, [&](int lane, int k, auto& numbers) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kQuarter; ++i) store_native(weights + (k + i) * kColumns + lane, numbers[i]);
+    });
+    multiply_decoded(x, rows, columns.at.k, weights, from, kept);
+  });
+}
+
+// The sums of a group's columns, [rows][32], zeros before.
+template <int CODE>
+inline void grouped_group(const GroupedColumns& columns, const float* x, int64_t rows, float* kept) {
+  constexpr bool kHasOthers = CODE == kFloat8 || CODE == kBytes || CODE == kNibbles || CODE == kThrees;
+  const GroupedFormat& format = columns.at.format;
+  if constexpr (CODE != kFloat8) {
+    if (!kHasOthers || (!format.is_table() && format.factor() == 1)) {
+      if (!is_zero_exact(format)) return integers_group<CODE, true>(columns, x, rows, kept);
+      return integers_group<CODE, false>(columns, x, rows, kept);
+    }
+  }
+  if constexpr (kHasOthers) {
+    alignas(64) float weights[32 * kColumns];
+    for (int64_t from = 0; from < columns.at.k; from += 32) {
+      decode_floats<CODE>(columns, from, weights);
+      multiply_decoded(x, rows, columns.at.k, weights, from, kept);
+    }
+  }
 }
 
 // Give the vectors their x as floats.
@@ -56,15 +153,6 @@ inline void widen(GroupedLinear<bf16>& job, std::vector<float>& floats) {
   floats.resize(job.rows * job.at.k);
   for (int64_t i = 0; i < job.rows * job.at.k; i += kLanes) store16(&floats[i], load16(job.x + i));
   job.floats = floats.data();
-}
-
-template <class T, class Body>
-inline void over_groups(const GroupedLinear<T>& job, Body body) {
-  const int num_groups = int(ceil_to(job.out.n, kColumns) / kColumns);
-  if (num_groups * job.at.bytes * (job.rows > 4 ? job.rows / 4 : 1) < kMinParallelBytes)
-    for (int group = 0; group < num_groups; ++group) body(group);
-  else
-    parallel(num_groups, body);
 }
 
 inline bool multiply_in_pairs(GroupedLinear<float>&) { return false; }
@@ -93,8 +181,13 @@ void linear_grouped(GroupedLinear<T> job) {
   if (multiply_in_pairs(job)) return;
   static thread_local std::vector<float> floats;
   widen(job, floats);
-  with_layout(job.at.format.layout(), [&](auto code) {
-    over_groups(job, [&](int group) { grouped_group<decltype(code)::value>(job, group); });
+  void (*multiply)(const GroupedColumns&, const float*, int64_t, float*) = nullptr;
+  with_layout(job.at.format.layout(), [&](auto code) { multiply = grouped_group<decltype(code)::value>; });
+  over_groups(job, [&](int group) {
+    static thread_local std::vector<float> kept;
+    kept.assign(job.rows * kColumns, 0.0f);
+    multiply(job.columns(group), job.floats, job.rows, kept.data());
+    job.finish_group(group, kept.data());
   });
 }
 

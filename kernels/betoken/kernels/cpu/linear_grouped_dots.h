@@ -1,51 +1,16 @@
 // Products of weights of few bits by dot products of bf16 pairs (AVX512-BF16), which hold their codes exactly: a block's
 // sum of codes times x is scaled and, with the block's sum of x times its offset, added to the output's, in float.
 #pragma once
+#include "grouped_ends.h"
 #include "linear_grouped_codes.h"
 
 #if defined(__AVX512BF16__)
 namespace betoken {
 
-inline int dot_block(const GroupedFormat& format) { return format.group % 32 ? 16 : 32; }
-
 inline __m512bh pair_of(const bf16* x) {
   int32_t values;
   std::memcpy(&values, x, sizeof values);
   return (__m512bh)_mm512_set1_epi32(values);
-}
-
-// What ends a block of some k: its columns' scales, and offsets for an x of 1, as floats.
-struct DotEnds {
-  alignas(64) float scales[kDepthChunk / 16][kColumns], offsets[kDepthChunk / 16][kColumns];
-};
-
-// Of [from, end) of K.
-template <int BLOCK>
-inline void decode_ends(const GroupedColumns& columns, int64_t from, int64_t end, DotEnds& ends) {
-  const GroupedFormat& format = columns.at.format;
-  const Native factor = Native{} + format.factor();
-  const int num_blocks = int((end - from) / BLOCK);
-  // store(block, lane, its group) for all of them.
-  auto each = [&](auto store) {
-    int64_t group = from / format.group, left = format.group - from % format.group;
-    for (int i = 0; i < num_blocks; ++i) {
-      for (int lane = 0; lane < kColumns; lane += kNative) store(i, lane, group);
-      if ((left -= BLOCK) == 0) ++group, left = format.group;
-    }
-  };
-  with_number(format.scale, [&](auto kind) {
-    each([&](int i, int lane, int64_t group) {
-      store_native(ends.scales[i] + lane, columns.scale<decltype(kind)::value>(group, lane) * factor);
-    });
-  });
-  with_number(format.offset, [&](auto kind) {
-    if constexpr (kind != kNone)
-      each([&](int i, int lane, int64_t group) {
-        Native offset = columns.offset<decltype(kind)::value>(group, lane);
-        if (is_zeros(kind)) offset = (Native{} - offset) * load_native(ends.scales[i] + lane);
-        store_native(ends.offsets[i] + lane, offset);
-      });
-  });
 }
 
 // A block's sums, scaled, and the sum of its x times the offset: once a block, so that groups of any length add up alike.
@@ -59,25 +24,6 @@ inline void finish_tile(const GroupedLinear<bf16>& job, int64_t group, int64_t r
   const int64_t column = group * kColumns + tile * 16;
   if (column < job.out.n) job.out.finish(row, column, F16{{(Native)total}});
 }
-
-// Prefetches a group's bytes and the next group's: evenly, one block at a time, in memory order.
-struct DotAhead {
-  const char* next;
-  int64_t lines;  // a block
-
-  DotAhead(const GroupedColumns& columns, int64_t num_blocks, int64_t codes) {
-    const GroupedLayout& at = columns.at;
-    lines = (at.bytes + num_blocks * 64 - 1) / (num_blocks * 64);
-    // Codes are read behind the numbers of all blocks.
-    next = reinterpret_cast<const char*>(columns.base) + std::min<int64_t>(at.codes_at, kMostAhead) + codes;
-  }
-
-  [[gnu::always_inline]] void ask() {
-    for (int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T0);
-  }
-
-  static constexpr int64_t kMostAhead = 8192;
-};
 
 // Rows [0, R), over BLOCKS blocks from block `first` of a chunk on, `from` of K: side by side, as their sums do not meet.
 template <int R, int CODE, int BLOCK, int BLOCKS>

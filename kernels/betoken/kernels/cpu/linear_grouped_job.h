@@ -19,6 +19,13 @@ struct GroupedLinear {
   const float* x_sums = nullptr;  // [k / block, rows], where offsets ask for them
 
   GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
+
+  // Store the sums of a group's columns, [rows][32].
+  void finish_group(int64_t group, const float* sums) const {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < kColumns && group * kColumns + i < out.n; i += kLanes)
+        out.finish(row, group * kColumns + i, load16(sums + row * kColumns + i));
+  }
 };
 
 constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals next to the sums, and with totals in memory
@@ -35,6 +42,16 @@ inline void by_even_rows(int64_t rows, Operation operation) {
       (void)((num_rows == I + 1 && (operation(std::integral_constant<int, I + 1>(), row), true)) || ...);
     }(std::make_integer_sequence<int, MOST>());
   }
+}
+
+// body(group) for every group of columns, on the pool if they are many.
+template <class T, class Body>
+inline void over_groups(const GroupedLinear<T>& job, Body body) {
+  const int num_groups = int(ceil_to(job.out.n, kColumns) / kColumns);
+  if (num_groups * job.at.bytes * (job.rows > 4 ? job.rows / 4 : 1) < kMinParallelBytes)
+    for (int group = 0; group < num_groups; ++group) body(group);
+  else
+    parallel(num_groups, body);
 }
 
 }  // namespace betoken
