@@ -13,6 +13,7 @@ from betoken.kernels.cpu import LIBRARY, load_cpu_kernels
 
 KERNELS = """
 #include "attention.h"
+#include "int8_linear.h"
 #include "linear.h"
 #include "linear_grouped.h"
 #include "linear_recurrence.h"
@@ -23,6 +24,8 @@ template void betoken::linear(betoken::Linear<betoken::bf16>);
 template void betoken::linear(betoken::Linear<float>);
 template void betoken::linear_grouped(betoken::GroupedLinear<betoken::bf16>);
 template void betoken::linear_grouped(betoken::GroupedLinear<float>);
+template void betoken::linear_int8(const betoken::GroupedLinear<betoken::bf16>&);
+template void betoken::linear_int8(const betoken::GroupedLinear<float>&);
 template void betoken::linear_recurrence(const betoken::Recurrence<betoken::bf16>&);
 template void betoken::linear_recurrence(const betoken::Recurrence<float>&);
 template void betoken::state_conv(const betoken::StateConv<betoken::bf16>&);
@@ -32,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     "test_cpu_kernels.py",
     "test_linear_grouped.py",
+    "test_linear_int8.py",
     "test_attention.py",
     "test_tree_attention.py",
     "test_linear_recurrence.py",
@@ -44,7 +48,7 @@ import dataclasses, sys
 import pytest
 from betoken.kernels import cpu
 flags, products, tests = sys.argv[1].split(), sys.argv[2], sys.argv[3:]
-for name in ("LIBRARY", "GROUPED_LIBRARY", "RECURRENT_LIBRARY"):
+for name in ("LIBRARY", "GROUPED_LIBRARY", "INT8_LIBRARY", "RECURRENT_LIBRARY"):
     library = getattr(cpu, name)
     setattr(cpu, name, dataclasses.replace(library, flags=(*library.flags, *flags)))
 kernels = cpu.load_cpu_kernels()

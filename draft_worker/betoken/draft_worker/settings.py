@@ -1,6 +1,6 @@
 """Options of a draft worker, its drafters' included."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,6 +34,11 @@ class DraftWorkerSettings(WorkerSettings):
         "",
         description="Draft model: a GGUF file, a directory in Hugging Face format, a hub id, or OWNER/NAME:Q4_K_M, a"
         " GGUF file of the hub.",
+    )
+    activations: Literal["exact", "int8", "auto"] = Field(
+        "auto",
+        description="Inputs of quantised linear layers on a CPU: exact = in --dtype; int8 = rounded by blocks of 32,"
+        " which is faster and changes drafts; auto = int8 for layers that have a kernel.",
     )
     max_context: int | None = Field(
         None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from betoken.engine.step import WrapLinear
 
+ACTIVATION_CHOICES = ("exact", "int8", "auto")
 COMPILE_CHOICES = ("auto", "on", "off")
 QUANTIZE_CHOICES = ("int8", "int4")
 DTYPE_CHOICES = ("bfloat16", "float16", "float32", "auto")
@@ -35,6 +36,9 @@ class EngineConfig:
     """Type of weights, activations and KV; `auto` takes the checkpoint's own."""
     quantize: Literal["int8", "int4"] | None = None
     """Round the linear layers of a dense checkpoint to so many bits, by groups, as it is loaded; None leaves them."""
+    activations: Literal["exact", "int8", "auto"] = "exact"
+    """Inputs of quantised linear layers on a CPU: `exact`, in `dtype`; `int8`, rounded by blocks of 32, which is faster
+    and gives other logits; `auto`, int8 for layers that have a kernel."""
     device: str = "cpu"
     """A torch device."""
     num_layers: int | None = None
@@ -101,6 +105,8 @@ class EngineConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_CHOICES)}")
         if self.quantize is not None and self.quantize not in QUANTIZE_CHOICES:
             raise ValueError(f"quantize: {self.quantize!r} is not one of {', '.join(QUANTIZE_CHOICES)}")
+        if self.activations not in ACTIVATION_CHOICES:
+            raise ValueError(f"activations: {self.activations!r} is not one of {', '.join(ACTIVATION_CHOICES)}")
         if self.compile not in COMPILE_CHOICES:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE_CHOICES)}")
         for name in _POSITIVE:

@@ -12,7 +12,7 @@ from betoken.common.synthetic import Simulation
 from betoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
-    *("model", "revision", "dtype", "quantize", "device", "num_pages", "kv_memory_bytes", "page_size"),
+    *("model", "revision", "dtype", "quantize", "activations", "device", "num_pages", "kv_memory_bytes", "page_size"),
     *(
         "prefix_caching",
         "snapshot_memory_bytes",
@@ -50,6 +50,11 @@ class WorkerSettings(ServiceSettings):
     )
     quantize: Literal["int8", "int4"] | None = Field(
         None, description="Integer type that linear layers of dense checkpoints are rounded to at load; default: none."
+    )
+    activations: Literal["exact", "int8", "auto"] = Field(
+        "exact",
+        description="Inputs of quantised linear layers on a CPU: exact = in --dtype; int8 = rounded by blocks of 32,"
+        " which is faster and changes logits; auto = int8 for layers that have a kernel.",
     )
     device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")

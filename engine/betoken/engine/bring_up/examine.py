@@ -22,6 +22,7 @@ from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.state_shapes import StateShape
+from betoken.engine.weights.activations import rounds_rows
 from betoken.engine.weights.checkpoint import Progress
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
@@ -49,6 +50,8 @@ class Examined:
     """True if tokens are sent to experts."""
     check: PassedCheck
     """The check as it passed before, or passes now."""
+    rounds_rows: bool = False
+    """True if a layer rounds its inputs to int8."""
     feature_layers: tuple[int, ...] = ()
     """See `ModelRunner.feature_layers`."""
 
@@ -70,7 +73,8 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
             expected = eager_logits(model, sequences)
         replace_mixers(model)
     shapes, states = _probe(model, info.max_context, feature_layers)
-    return Examined(model, info, shapes, states, sequences, expected, is_mixture, check, feature_layers)
+    rounds = rounds_rows(model)
+    return Examined(model, info, shapes, states, sequences, expected, is_mixture, check, rounds, feature_layers)
 
 
 def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:

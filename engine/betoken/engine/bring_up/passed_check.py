@@ -37,7 +37,8 @@ class PassedCheck:
         if not is_kept or config.device != "cpu" or config.wrap_linear is not None:
             return cls(None)
         options = [config.compile != "off", config.batch_invariant, config.max_num_batched_tokens, config.page_size]
-        key = [info.weights_fingerprint, info.dtype, info.max_context, *options, list(feature_layers)]
+        key = [info.weights_fingerprint, info.dtype, config.activations, info.max_context, *options]
+        key.append(list(feature_layers))
         return cls(KeptResult(config.cache_dir, "self-check", *key))
 
     @property

@@ -68,9 +68,10 @@ def keep_angles(graph: fx.GraphModule) -> None:
 def join_linears(graph: fx.GraphModule, model: Any) -> int:
     """Make one product of the linear layers that read the same rows (query, key, value; gate, up); returns how many."""
     owners = {id(module.packed): module for module in model.modules() if isinstance(module, _PACKED)}
+    products = [product.default for product in (_OPS.linear, _OPS.linear_grouped, _OPS.linear_int8)]
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in (_OPS.linear.default, _OPS.linear_grouped.default):
+        if node.op == "call_function" and node.target in products:
             readers.setdefault(node.args[0], []).append(node)
     num_joined = 0
     for source, nodes in readers.items():

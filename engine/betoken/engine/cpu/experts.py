@@ -43,6 +43,7 @@ def _pack(module: Any) -> None:
             module.register_buffer(f"packed_{name}", packed_weight.data, persistent=False)
             setattr(module, f"num_{name}", packed_weight.num_outputs)
             setattr(module, f"format_{name}", packed_weight.code)
+            setattr(module, f"rounds_rows_{name}", weight.rounds_rows)
             module.register_buffer(f"orders_{name}", weight.orders, persistent=False)
             continue
         weight = weight.transpose(1, 2) if module.is_transposed else weight
@@ -59,6 +60,8 @@ def _packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) ->
     out: Tensor
     if form is None:
         out = torch.ops.betoken.expert_linear(*arguments, num_outputs)
+    elif getattr(module, f"rounds_rows_{name}"):
+        out = torch.ops.betoken.expert_linear_int8(*arguments, num_outputs, form)
     else:
         out = torch.ops.betoken.expert_linear_grouped(*arguments, num_outputs, form)
     return out

@@ -27,6 +27,7 @@ from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_pool import StatePool
 from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
+from betoken.engine.weights.activations import rounds_rows
 from betoken.engine.weights.layers import replace_linears
 from betoken.kernels.build import BuildError, cpu_isa
 from betoken.kernels.cpu import CpuCache, CpuKernels
@@ -130,6 +131,8 @@ class CpuForward:
         self.step = StepContext()
         capability = torch.backends.cpu.get_cpu_capability()
         self.name = f"cpu {capability}, {kernels.products} kernels of {kernels.compiler} for {cpu_isa()}"
+        if rounds_rows(model):
+            self.name += ", int8 activations"
         self._pool = pool
         self._states = states
         self._state_cache = None if states is None else _state_cache(states)

@@ -16,13 +16,14 @@ from betoken.kernels.cpu.grouped import PackedWeight
 class PackedGroupedLinear(nn.Module):
     """y = x W^T + b; the layer that gives logits keeps its float32 sums."""
 
-    def __init__(self, weight: PackedWeight, bias: Tensor | None, keeps_sums: bool, order: Tensor | None) -> None:
+    def __init__(self, weight: PackedWeight, layer: GroupedLinear) -> None:
         super().__init__()
+        bias, order = layer.bias, layer.grouped.order
         self.order: Tensor | None
         self.register_buffer("order", order, persistent=False)
         self.num_outputs, self.format = weight.num_outputs, weight.code
-        operators: Any = torch.ops.betoken
-        self._operator: Any = operators.linear_grouped_sums if keeps_sums else operators.linear_grouped
+        name = "linear_int8" if layer.rounds_rows else "linear_grouped"
+        self._operator: Any = getattr(torch.ops.betoken, f"{name}_sums" if layer.keeps_sums else name)
         self.packed: Tensor
         self.register_buffer("packed", weight.data, persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -74,7 +75,7 @@ def pack_grouped_layers(
         if num_users[key] > 1:
             packed[key] = weight
         if isinstance(layer, GroupedLinear):
-            model.set_submodule(path, PackedGroupedLinear(weight, layer.bias, layer.keeps_sums, layer.grouped.order))
+            model.set_submodule(path, PackedGroupedLinear(weight, layer))
         else:
             model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype, layer.scale))
         del layer, weight

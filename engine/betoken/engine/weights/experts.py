@@ -12,6 +12,7 @@ from transformers.integrations.moe import ExpertsInterface
 from betoken.engine.weights.layers import ExpertWeights, in_orders
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.expert_linear_grouped import expert_linear_grouped
+from betoken.kernels.linear_grouped.int8_rows import rounded
 
 _GROUPED_EXPERTS_NAME = "betoken_grouped"
 """Value of `experts_implementation` that selects experts computed by the references."""
@@ -63,8 +64,11 @@ def use_grouped_experts(model: Any) -> None:
 def _grouped_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
     weight, bias, rows = getattr(module, name), bias_of(module, name), rows.contiguous()
     if isinstance(weight, ExpertWeights):
-        rows = in_orders(rows, weight.orders, expert_ids)
-        return expert_linear_grouped(rows, weight.grouped, bias, expert_ids.contiguous(), weight.num_experts)
+        dtype, rows = rows.dtype, in_orders(rows, weight.orders, expert_ids)
+        if weight.rounds_rows:
+            rows, bias = rounded(rows), None if bias is None else bias.float()
+        out = expert_linear_grouped(rows, weight.grouped, bias, expert_ids.contiguous(), weight.num_experts)
+        return out.to(dtype)
     weight = weight.transpose(1, 2) if module.is_transposed else weight
     return expert_linear(rows, weight, bias, expert_ids.contiguous())
 

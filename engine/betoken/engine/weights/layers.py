@@ -12,6 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from betoken.engine.parts import MakeLinear
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
+from betoken.kernels.linear_grouped.int8_rows import rounded
+from betoken.kernels.linear_grouped.weight import in_order
 
 
 class _GroupedLayer(nn.Module):
@@ -20,6 +22,8 @@ class _GroupedLayer(nn.Module):
     def __init__(self, weight: Grouped) -> None:
         super().__init__()
         self.grouped = weight
+        self.rounds_rows = False
+        """Whether the layer's product rounds its rows to int8."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Stored as bytes: `fn` may ask for another dtype, which a format's numbers do not have.
@@ -44,9 +48,13 @@ class GroupedLinear(_GroupedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], dtype of x or float32."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        rows = linear_grouped(rows, self.grouped, self.bias, keeps_sums=self.keeps_sums)
-        return rows.reshape(*x.shape[:-1], -1)
+        rows, weight = x.reshape(-1, x.shape[-1]).contiguous(), self.grouped
+        bias: Tensor | None = self.bias
+        if self.rounds_rows:
+            rows, weight = in_order(rows, weight)
+            rows, bias = rounded(rows), None if bias is None else bias.float()
+        rows = linear_grouped(rows, weight, bias, keeps_sums=self.keeps_sums)
+        return (rows if self.keeps_sums else rows.to(x.dtype)).reshape(*x.shape[:-1], -1)
 
 
 class GroupedEmbedding(_GroupedLayer):

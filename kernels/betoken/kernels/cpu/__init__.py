@@ -26,29 +26,41 @@ _TORCH = Path(torch.__file__).parent
 _HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
 
 
-def _library(name: str, source: str, headers: tuple[Path, ...]) -> Library:
+def _library(name: str, source: str, headers: tuple[Path, ...], *flags: str) -> Library:
     return Library(
         name=name,
         source=_FOLDER / source,
         headers=headers,
         compiler_variable="CXX",
         compilers=("g++", "c++"),
-        flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}"),
+        flags=("-std=c++20", "-Wno-psabi", "-pthread", f"-isystem{_TORCH / 'include'}", *flags),
         links=(f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
     )
 
 
 _RECURRENT = {path for path in _HEADERS if "recurren" in path.name or path.name.startswith("state_")}
+_INT8 = {path for path in _HEADERS if path.name.startswith("int8_")}
+_INT8_READS = (
+    *("grouped.h", "grouped_bytes.h", "grouped_ends.h", "grouped_product.h", "linear.h", "linear_grouped_job.h"),
+    *("pool.h", "simd.h", "tensors.h"),
+)
 
 LIBRARY = _library(
     "cpu-kernels",
     "ops.cpp",
-    tuple(path for path in _HEADERS if "grouped" not in path.name and path not in _RECURRENT),
+    tuple(path for path in _HEADERS if "grouped" not in path.name and path not in _RECURRENT | _INT8),
 )
 GROUPED_LIBRARY = _library(
-    "grouped-cpu-kernels", "ops_grouped.cpp", tuple(path for path in _HEADERS if path not in _RECURRENT)
+    "grouped-cpu-kernels", "ops_grouped.cpp", tuple(path for path in _HEADERS if path not in _RECURRENT | _INT8)
 )
 """Operators on weights of few bits. Compiling them takes four times as long, so only models that need them wait."""
+INT8_LIBRARY = _library(
+    "int8-cpu-kernels",
+    "ops_int8.cpp",
+    (*(path for path in _HEADERS if path.name in _INT8_READS), *sorted(_INT8)),
+    "-ffp-contract=off",
+)
+"""Operators on weights of few bits and rows rounded to int8. Without fused products every processor rounds alike."""
 RECURRENT_LIBRARY = _library(
     "recurrent-cpu-kernels", "ops_recurrent.cpp", (_FOLDER / "pool.h", _FOLDER / "simd.h", *sorted(_RECURRENT))
 )
@@ -111,6 +123,22 @@ class CpuKernels:
                 torch.ops.load_library(library)  # type: ignore[no-untyped-call]
                 _has_grouped = True
 
+    def load_int8(self) -> None:
+        """Load the operators on weights of few bits and rows rounded to int8; compiled on first use.
+
+        Raises:
+            BuildError, OSError: that is impossible.
+        """
+        global _has_int8
+        with _lock:
+            if not _has_int8:
+                library = build(INT8_LIBRARY, self._cache_dir)
+                share = ctypes.CDLL(str(library)).betoken_share_int8_pool
+                share.argtypes = [ctypes.c_void_p]
+                share(self._library.betoken_pool())
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+                _has_int8 = True
+
     def load_recurrent(self) -> ctypes.CDLL:
         """Load the operators on recurrent states; compiled on first use.
 
@@ -168,6 +196,7 @@ class CpuCache:
 
 _loaded: CpuKernels | None = None
 _has_grouped = False
+_has_int8 = False
 _failure: str | None = None
 _lock = Lock()
 
@@ -210,6 +239,17 @@ def _register_shapes() -> None:
     ) -> Tensor:
         return x.new_empty(x.shape[0], n)
 
+    def linear_int8(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n)
+
+    def linear_int8_sums(x: Tensor, packed: Tensor, bias: Tensor | None, n: int, format: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], n, dtype=torch.float32)
+
+    def expert_linear_int8(
+        x: Tensor, packed: Tensor, bias: Tensor | None, expert_ids: Tensor, n: int, format: int
+    ) -> Tensor:
+        return x.new_empty(x.shape[0], n)
+
     def grouped_rows(ids: Tensor, packed: Tensor, n: int, k: int, format: int) -> Tensor:
         return packed.new_empty(*ids.shape, k, dtype=torch.float32)
 
@@ -231,7 +271,8 @@ def _register_shapes() -> None:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     products = (linear, linear_sums, expert_linear, linear_grouped, linear_grouped_sums, expert_linear_grouped)
-    for function in (*products, grouped_rows, attend, materialize):
+    rounding = (linear_int8, linear_int8_sums, expert_linear_int8)
+    for function in (*products, *rounding, grouped_rows, attend, materialize):
         torch.library.register_fake(f"betoken::{function.__name__}", function)
 
 

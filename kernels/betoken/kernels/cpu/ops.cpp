@@ -275,6 +275,11 @@ TORCH_LIBRARY(betoken, library) {
   library.def("linear_grouped_sums(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
   library.def(
       "expert_linear_grouped(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n, int format) -> Tensor");
+  // Implemented by ops_int8.cpp, which is loaded only for models with int8 activations.
+  library.def("linear_int8(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
+  library.def("linear_int8_sums(Tensor x, Tensor packed, Tensor? bias, int n, int format) -> Tensor");
+  library.def(
+      "expert_linear_int8(Tensor x, Tensor packed, Tensor? bias, Tensor expert_ids, int n, int format) -> Tensor");
   library.def("grouped_rows(Tensor ids, Tensor packed, int n, int k, int format) -> Tensor");
   library.def(
       "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int window, float softcap, "

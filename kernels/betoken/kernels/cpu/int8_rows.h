@@ -1,0 +1,99 @@
+// Rows of activations as int8: blocks of 32 inputs with one scale each, their largest size over 127.
+//
+// A code is x * (127 / largest) rounded to the nearest integer, halves to even. A block whose largest is below 2^-100 is
+// all zeros. A block with a number that is not finite has a scale that is not finite either.
+#pragma once
+#include "grouped_ends.h"
+
+namespace betoken {
+
+constexpr int kRowBlockInputs = 32;
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+constexpr bool kHasByteDots = true;  // unsigned times signed bytes, four at a time
+#else
+constexpr bool kHasByteDots = false;
+#endif
+
+// Codes of bytes are multiplied as words unless the processor adds up products of bytes in 32 bits.
+constexpr bool multiplies_words(int layout) { return layout == kBytes && !kHasByteDots; }
+// Codes of bytes are stored signed, and made unsigned for products of bytes.
+constexpr int added_zero(int layout) { return layout == kBytes && kHasByteDots ? 128 : 0; }
+
+// Place of input i of a block in memory: the order of bytes in which codes of few bits are unpacked.
+constexpr int place_of(int layout, int i) {
+  constexpr int kPlaces[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+  return layout == kBytes ? i : i / 8 * 8 + kPlaces[i % 8];
+}
+
+struct Int8Rows {
+  int64_t rows = 0, k = 0;
+  std::vector<int8_t> bytes;    // [k / 32][rows][32]
+  std::vector<int16_t> words;   // in their place if words are multiplied
+  std::vector<float> scales;    // [k / 32][rows]
+  std::vector<int32_t> zeros;   // [k / block][rows]: sums of codes times the zero of the weight's codes
+  std::vector<float> sums;      // [k / block][rows]: sums of codes times the scale
+
+  template <int LAYOUT>
+  auto* codes(int64_t block, int64_t row) {
+    const int64_t at = (block * rows + row) * kRowBlockInputs;
+    if constexpr (multiplies_words(LAYOUT)) return &words[at];
+    else return &bytes[at];
+  }
+
+  void resize(int layout, int64_t num_rows, int64_t num_inputs, int block) {
+    rows = num_rows;
+    k = num_inputs;
+    if (multiplies_words(layout)) words.resize(rows * k);
+    else bytes.resize(rows * k);
+    scales.resize(rows * k / kRowBlockInputs);
+    zeros.resize(rows * k / block);
+    sums.resize(rows * k / block);
+  }
+};
+
+// Codes of a block in order; returns its scale.
+inline float round_block(const float* x, int32_t* codes) {
+  Native parts[kRowBlockInputs / kNative];
+  NativeInts most = {};
+#pragma GCC unroll 8
+  for (int i = 0; i < kRowBlockInputs / kNative; ++i) {
+    parts[i] = load_native(x + i * kNative);
+    const NativeInts size = (NativeInts)parts[i] & 0x7fffffff;  // ordered as the floats, NaN above all
+    most = size > most ? size : most;
+  }
+  int32_t bits = 0;
+  for (int lane = 0; lane < kNative; ++lane) bits = std::max<int32_t>(bits, most[lane]);
+  float largest;
+  std::memcpy(&largest, &bits, sizeof largest);
+  const bool is_zero = largest < 0x1p-100f;
+  const float inverse = is_zero ? 0 : 127 / largest;
+#pragma GCC unroll 8
+  for (int i = 0; i < kRowBlockInputs / kNative; ++i) {
+    const Native rounded = parts[i] * inverse + 12582912.0f;  // its last bits are the nearest integer
+    const NativeInts code = (NativeInts)rounded - 0x4b400000;
+    std::memcpy(codes + i * kNative, &code, sizeof code);
+  }
+  return is_zero ? 0 : largest / 127;
+}
+
+template <int LAYOUT, int BLOCK>
+inline void round_row(const float* x, int64_t row, int zero, Int8Rows& to) {
+  constexpr int kParts = kRowBlockInputs / BLOCK;
+  for (int64_t block = 0; block < to.k / kRowBlockInputs; ++block) {
+    int32_t codes[kRowBlockInputs];
+    const float scale = round_block(x + block * kRowBlockInputs, codes);
+    to.scales[block * to.rows + row] = scale;
+    auto* out = to.codes<LAYOUT>(block, row);
+#pragma GCC unroll 32
+    for (int i = 0; i < kRowBlockInputs; ++i) out[place_of(LAYOUT, i)] = codes[i];
+    for (int part = 0; part < kParts; ++part) {
+      int32_t sum = 0;
+      for (int i = 0; i < BLOCK; ++i) sum += codes[part * BLOCK + i];
+      to.zeros[(block * kParts + part) * to.rows + row] = sum * (zero + added_zero(LAYOUT));
+      to.sums[(block * kParts + part) * to.rows + row] = float(sum) * scale;
+    }
+  }
+}
+
+}  // namespace betoken
