@@ -246,5 +246,7 @@ _READERS: dict[str, tuple[int, Callable[[Tensor, int], Grouped]]] = {
 }
 """By type: bytes of a block, and how a weight is read from blocks [N, number, bytes]."""
 
+BLOCK_BYTES = {name: block_bytes for name, (block_bytes, _) in _READERS.items()}
+"""Bytes of a block by type."""
 GROUPED_TYPES = frozenset(_READERS)
 """The quantised types."""
