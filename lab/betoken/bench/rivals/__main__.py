@@ -11,6 +11,7 @@ to stderr; the last stdout line is one JSON object.
 import argparse
 import json
 import random
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def measure(options: argparse.Namespace) -> int:
     """Start all servers, measure, print; 1 if one of our answers differed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whichever ends it, the servers end too
     num_prompts = options.limit * max(options.streams)
     prompts = [prompt.text for prompt in load_prompts(options.prompts)]
     prompts = prompts[:: max(1, len(prompts) // num_prompts)][:num_prompts]
