@@ -13,7 +13,7 @@ from betoken.engine.runner import ModelRunner
 from tests.verify_worker.harness import Bench
 from tests.verify_worker.speculating import Speculating, decode_plainly, free_everything
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 
 def gap(logits: torch.Tensor) -> float:
