@@ -18,12 +18,14 @@ from betoken.router.round.drafting import TRANSITIONS, DraftingEvent, DraftingSt
 from betoken.router.round.speculator import Speculator
 from betoken.router.workers.draft import Draft
 from betoken.router.workers.draft_session import DraftFailedError, DraftLateError, DraftWorkerLostError
+from betoken.router.workers.drafter_record import DrafterRecord
 from betoken.v1.types_pb2 import (
     VERIFICATION_MODE_COUPLED,
     VERIFICATION_MODE_REJECTION,
     DrafterChoice,
     SamplingParams,
     VerificationMode,
+    WorkerHello,
 )
 
 PAIRS = list(product(DraftingState, DraftingEvent))
@@ -116,8 +118,8 @@ class FakePool:
     def __init__(self) -> None:
         self.sessions: list[FakeSession] = []
         self.worker = Mock(id="w", drafters=["ngram"], asking=AskingTime(), is_draining=False, is_silent=False)
-        self.worker.hello.max_draft_tokens = 4
-        self.worker.open = self.open
+        self.worker.hello = WorkerHello(max_draft_tokens=4)
+        self.worker.open, self.worker.record_of = self.open, DrafterRecord
         self.can_open = True
 
     @property
