@@ -201,7 +201,7 @@ async def streamed(
     is_drafted: asyncio.Event | None = None,
 ) -> list[Completion]:
     """Four answers at once; `is_drafted`: set when a token of the drafter comes."""
-    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=200, ignore_eos=True)
+    sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=120, ignore_eos=True)
 
     async def answer(prompt: str) -> Completion:
         generation = services.client.generate(prompt, sampling=sampling, speculation=speculation)

@@ -32,7 +32,7 @@ async def answers(
     client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str] = PROMPTS, **others: Any
 ) -> list[Completion]:
     """All prompts at once."""
-    fields = {"seed": 3, "max_new_tokens": 48, "ignore_eos": True, "logprobs": 2} | others
+    fields = {"seed": 3, "max_new_tokens": 32, "ignore_eos": True, "logprobs": 2} | others
     sampling = Sampling(temperature=temperature, **fields)
     waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
     return await asyncio.gather(*waiting)

@@ -25,7 +25,7 @@ TREES: list[tuple[dict[str, str], tuple[int | None, ...]]] = [
 
 
 async def answers(
-    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str], num_tokens: int = 32
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str], num_tokens: int = 24
 ) -> list[Completion]:
     """All prompts at once."""
     sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=num_tokens, ignore_eos=True, logprobs=2)

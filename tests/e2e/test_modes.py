@@ -12,7 +12,7 @@ from scipy import stats
 from betoken.bench.stack import Stack
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from tests.e2e.in_process import save_pair, services
-from tests.products import covering
+from tests.products import covering, slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 OTHER_MODES = (VerificationMode.REJECTION, VerificationMode.TYPICAL)
@@ -81,7 +81,7 @@ async def test_typical_accepts_more_than_the_equality_test(client: AsyncClient) 
     assert rates[VerificationMode.TYPICAL] > rates[VerificationMode.COUPLED]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ["model", "ngram", *slow("fused")])  # fused lets its first source draft
 async def test_rejection_samples_the_target_s_distribution(client: AsyncClient, drafter: str) -> None:
     """The first token, drafted and judged, over many seeds, against the best logprobs the target itself reports."""
     prompt = await repeating_prompt(client)

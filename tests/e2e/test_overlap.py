@@ -78,7 +78,7 @@ async def test_tokens_are_the_same_if_an_overlapped_draft_worker_is_killed(
 
     async def run(drafter: str) -> list[Completion]:
         jobs = [
-            generate(stack.client, prompt, sampling(160, temperature, 0.95, seed), speculation(drafter, 4), on_tokens)
+            generate(stack.client, prompt, sampling(120, temperature, 0.95, seed), speculation(drafter, 4), on_tokens)
             for seed, prompt in enumerate(prompts[:4])
         ]
         return [timed.completion for timed in await asyncio.gather(*jobs)]

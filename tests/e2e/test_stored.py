@@ -11,11 +11,10 @@ from betoken.bench.matrix import DRAFTERS
 from betoken.bench.stored_targets import STORED
 from tests.engine.gguf_files import write_gguf
 
-CELLS = [*(f"float32-t0-{name}-k4-c8" for name in DRAFTERS if name != "grammar"), "bfloat16-t0.8-ngram@attached-k4-c8"]
+IN_HALVES = ["bfloat16-t0.8-ngram@attached-k4-c8"]
+CELLS = [*(f"float32-t0-{name}-k4-c8" for name in DRAFTERS if name != "grammar"), *IN_HALVES]
 OF_LAYERS = ["float32-t0-early_exit-k4-c8"]
 """Cells whose drafts come from quantized layers; other drafters see tokens only."""
-WHOLE = "w4a16"
-"""Format that the default run tests with all cells."""
 
 
 def run(stored: str, target: str, draft: str, folder: Path, cells: list[str], *more: str) -> Any:
@@ -27,8 +26,8 @@ def run(stored: str, target: str, draft: str, folder: Path, cells: list[str], *m
 @pytest.mark.parametrize(
     ("stored", "cells"),
     [
-        *(pytest.param(name, CELLS if name == WHOLE else OF_LAYERS, id=name) for name in STORED),
-        *(pytest.param(name, CELLS, id=f"{name}-all", marks=pytest.mark.slow) for name in STORED if name != WHOLE),
+        *(pytest.param(name, [*OF_LAYERS, *IN_HALVES] if name == "w4a16" else OF_LAYERS, id=name) for name in STORED),
+        *(pytest.param(name, CELLS, id=f"{name}-all", marks=pytest.mark.slow) for name in STORED),
     ],
 )
 def test_no_drafter_changes_tokens_of_a_quantized_target(
