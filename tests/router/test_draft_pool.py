@@ -242,8 +242,8 @@ async def test_a_draining_drafter_that_is_the_only_one_is_left_once_drafts_do_no
     await cluster.until(lambda: cluster.router.draft.workers[0].is_draining)
     num_blocks = drafter.num_blocks
     await cluster.until(lambda: drafter.num_blocks > num_blocks + 5)
-    (gate,) = cluster.router.policies._policies.values()
-    gate._crowds[0].is_worth = False
+    (policy,) = cluster.router.policies._policies.values()
+    policy.level(0).is_on = False
     await cluster.until(lambda: not drafter.num_open)
     assert not answer.done()
     assert (await answer).ids == cluster.target_ids(1500, PROMPT)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from betoken.router.policy.draft_terms import draft_terms
-from betoken.v1.types_pb2 import Load
+from betoken.v1.types_pb2 import Load, StepCost
 from tests.router.conftest import MakeCluster
 from tests.router.harness import Cluster
 
@@ -61,6 +61,18 @@ async def test_a_request_without_a_draft_length_gets_an_adaptive_one(make_cluste
     assert reply.finish.speculation.num_draft_tokens / reply.finish.speculation.num_drafts > 5
 
 
+@pytest.mark.parametrize(("ns_of_eight", "num_tokens"), [(1_100_000, 2), (7_900_000, 1)])
+async def test_a_first_draft_length_follows_the_workers_step_times(
+    make_cluster: MakeCluster, ns_of_eight: int, num_tokens: int
+) -> None:
+    costs = [StepCost(rows=1, context=64, ns=1_000_000), StepCost(rows=8, context=64, ns=ns_of_eight)]
+    cluster = await make_cluster(verify_hellos=[{"step_costs": costs}])
+    reply = await cluster.generate(prompt_ids=PROMPT, max_new_tokens=60, ignore_eos=True)
+    assert reply.ids == cluster.target_ids(60, PROMPT)
+    first = next(request for request in cluster.drafters[0].requests if request.base_length >= len(PROMPT))
+    assert first.num_tokens == num_tokens
+
+
 async def test_a_requested_draft_length_is_used(make_cluster: MakeCluster) -> None:
     cluster = await priced(make_cluster)
     (drafter,) = cluster.drafters
@@ -111,7 +123,7 @@ async def test_a_row_price_at_which_no_draft_is_made_is_tried_again(make_cluster
     options = {"prompt_ids": PROMPT, "max_new_tokens": 100, "ignore_eos": True}
     await cluster.generate(**options)  # the router hears of it
     num_answers = num_drafts = 0
-    while not num_drafts and num_answers < 100:  # the gate may be closed for a while
+    while not num_drafts and num_answers < 100:  # the policy may be off for a while
         reply = await cluster.generate(**options)
         assert reply.ids == cluster.target_ids(100, PROMPT)
         num_answers, num_drafts = num_answers + 1, reply.finish.speculation.num_drafts

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from betoken.common.economy.gate import SpeculationGate, Step
+from betoken.common.economy.policy import SpeculationPolicy, Step
 from tests.router.harness import Cluster, MakeCluster
 
 PROMPT = [9, 8, 7]
@@ -67,14 +67,14 @@ async def test_tokens_without_a_draft_worker_do_not_count_as_drafted(
     cluster = await make_cluster(step_s=0.002)
     drafter, link = cluster.drafters[0], cluster.router.draft.workers[0].link
     num_drafted: list[int] = []
-    record = SpeculationGate.record
+    record = SpeculationPolicy.record
 
-    def noted(gate: SpeculationGate, step: Step) -> None:
-        if gate.is_open and not link.is_up:
+    def noted(policy: SpeculationPolicy, step: Step) -> None:
+        if policy.is_on and not link.is_up:
             num_drafted.append(step.num_tokens)
-        record(gate, step)
+        record(policy, step)
 
-    monkeypatch.setattr(SpeculationGate, "record", noted)
+    monkeypatch.setattr(SpeculationPolicy, "record", noted)
     answer = asyncio.ensure_future(cluster.generate(**LONG))
     await cluster.until(lambda: drafter.num_blocks > 5)
     await drafter.kill()
@@ -99,15 +99,15 @@ async def test_time_spent_on_drafts_that_are_late_again_and_again_counts(
             answer(frame, link, sequence_id, sequence, started_ns)
 
     drafted_s: list[float] = []
-    record = SpeculationGate.record
+    record = SpeculationPolicy.record
 
-    def noted(gate: SpeculationGate, step: Step) -> None:
-        if gate.is_open:
+    def noted(policy: SpeculationPolicy, step: Step) -> None:
+        if policy.is_on:
             drafted_s.append(step.now_s - step.started_s)
-        record(gate, step)
+        record(policy, step)
 
     monkeypatch.setattr(drafter, "_answer", late)
-    monkeypatch.setattr(SpeculationGate, "record", noted)
+    monkeypatch.setattr(SpeculationPolicy, "record", noted)
     reply = await cluster.generate(deadline_s=60.0, **LONG | {"max_new_tokens": 400})
     assert reply.ids == cluster.target_ids(400, PROMPT)
     assert reply.finish.speculation.num_failed_drafts > 1
@@ -118,8 +118,8 @@ async def test_time_spent_on_drafts_that_are_late_again_and_again_counts(
 async def test_a_drafters_settings_are_checked_even_while_drafts_do_not_pay(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     await cluster.generate(**LONG, drafter="ngram")
-    (gate,) = cluster.router.policies._policies.values()
-    gate._crowds[0].is_worth = False
+    (policy,) = cluster.router.policies._policies.values()
+    policy.level(0).is_on = False
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await cluster.generate(**LONG, drafter="ngram", drafter_settings={"nonsense": "1"})
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

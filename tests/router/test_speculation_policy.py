@@ -19,8 +19,8 @@ async def turn_off(cluster: Cluster, drafter: str = "ngram", gain: float = -0.2)
     """Have drafts of `drafter` not pay, and no trial for a minute."""
     await cluster.generate(**LONG | {"max_new_tokens": 2}, drafter=drafter)
     (policy,) = cluster.router.policies._policies.values()
-    crowd = policy._crowd(0)
-    crowd.is_worth, crowd.gain, crowd.patience, policy._way = False, gain, 1e9, False
+    level = policy.level(0)
+    level.is_on, level.gain, level.backoff, policy._counts_drafted = False, gain, 1e9, False
 
 
 async def info(cluster: Cluster) -> GetModelInfoResponse:

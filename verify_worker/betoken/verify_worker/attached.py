@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from betoken.common.economy.terms import DraftTerms, PriceTrials
+from betoken.common.economy.terms import DraftTerms, PriceExploration
 from betoken.common.errors import BetokenError, InvalidArgumentError
 from betoken.drafters.drafter import Drafter
 from betoken.drafters.host.feed import CommittedRows, FeatureFeed
@@ -37,7 +37,7 @@ class AttachedDrafters:
         self.host = DrafterHost(drafters, self, vocab_size, _MAX_FAULTS, feed)
         self._max_draft_tokens = max_draft_tokens
         self._sequences: dict[SequenceKey, tuple[VerifySequence, HostedSequence]] = {}
-        self._trials = {name: PriceTrials() for name in drafters}
+        self._trials = {name: PriceExploration() for name in drafters}
 
     @property
     def has_sequences(self) -> bool:

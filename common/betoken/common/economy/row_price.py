@@ -5,10 +5,10 @@ start, and what steps took since.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol
 
 from betoken.common.economy.means import DecayedMean, TimeDecayedRate
+from betoken.common.economy.step_times import StepTimes
 
 _STEP_DECAY = 0.98
 """Weight of the past, per forward."""
@@ -51,7 +51,7 @@ class RowPrice:
     def __init__(self, step_costs: Sequence[StepCost]) -> None:
         """`step_costs`: any number of rows and contexts; only the longest context counts."""
         context = max((cost.context for cost in step_costs), default=0)
-        self._points = sorted((cost.rows, cost.ns) for cost in step_costs if cost.context == context)
+        self._table = StepTimes([(cost.rows, cost.ns) for cost in step_costs if cost.context == context])
         self._num = 0.0
         """Forwards; the sums over them decay alike."""
         self._sums = [0.0] * 8
@@ -117,7 +117,7 @@ class RowPrice:
         self._sums = [_STEP_DECAY * total + product for total, product in zip(self._sums, products, strict=True)]
         beyond_ns, (per_row, per_seq) = self._beyond_ns(), self._learned_ns
         self._learned_ns = per_row + _LEARNING * beyond_ns[0], per_seq + _LEARNING * beyond_ns[1]
-        if len(self._points) > 1 and (table_ns := self._table_ns(rows)) > 0:
+        if (table_ns := self._table.ns(rows)) > 0:
             self._step_time.add(ns / table_ns)
 
     def _table_slope(self, num_rows: float, ns: float) -> float:
@@ -125,18 +125,9 @@ class RowPrice:
 
         Sequences and context only add to the table's time. If it is still longer, it was measured on a busy machine.
         """
-        if len(self._points) < 2:
-            return 0.0
-        few, many = max(1.0, num_rows / 2), max(4.0, num_rows * 2)  # far enough apart for times with noise
-        slowed = max(1.0, self._table_ns(num_rows) / max(1.0, ns))
-        return (self._table_ns(many) - self._table_ns(few)) / (many - few) / slowed
+        slowed = max(1.0, self._table.ns(num_rows) / max(1.0, ns))
+        return self._table.token_ns(num_rows) / slowed
 
     def step_ns(self, num_rows: float) -> float:
         """Expected time of a forward: the table's, corrected by the mean of recent forwards."""
-        return self._table_ns(num_rows) * (self.step_time_ratio or 1.0)
-
-    def _table_ns(self, num_rows: float) -> float:
-        """Interpolated between the measured points, and continued beyond them as the outermost two go on."""
-        lines = list(pairwise(self._points))
-        (rows_0, ns_0), (rows_1, ns_1) = next((line for line in lines if num_rows <= line[1][0]), lines[-1])
-        return ns_0 + (ns_1 - ns_0) * (num_rows - rows_0) / (rows_1 - rows_0)
+        return self._table.ns(num_rows) * (self.step_time_ratio or 1.0)

@@ -64,7 +64,7 @@ def row_seconds(row_price: float, tokens_per_s: float) -> float:
     return row_price / tokens_per_s if are_known else 0.0
 
 
-class PriceTrials:
+class PriceExploration:
     """Drafts of a drafter that are made whatever a row is believed to cost.
 
     A price at which nothing is drafted is met by no forward, so a wrong one would stay for ever. Without drafts a row

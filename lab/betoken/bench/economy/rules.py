@@ -6,22 +6,29 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from betoken.common.economy import gate, prospect, row_price, sources, terms
+from betoken.common.economy import expected_gain, policy, row_price, sources, terms
 from betoken.common.economy.acceptance import Calibration
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.draft_length import RoundTime, SequenceDraftLength
+from betoken.common.economy.policy import SpeculationPolicy
 from betoken.common.economy.row_price import RowPrice
 
-_OPEN = property(lambda _: True)
+_ON = property(lambda _: True)
+
+
+def _usual_length(_: SequenceDraftLength, time: RoundTime, num_tokens: int, *, can_pause: bool = True) -> int:
+    return min(num_tokens, terms.USUAL_DRAFT_TOKENS)
+
 
 RULES: dict[str, list[tuple[Any, str, Any]]] = {
-    "gate: trials and expectation": [
-        (SpeculationGate, "is_open", _OPEN),
-        (SpeculationGate, "record", lambda *_: None),
+    "policy: exploration and expectation": [
+        (SpeculationPolicy, "is_on", _ON),
+        (SpeculationPolicy, "record", lambda *_: None),
     ],
-    "gate: expectation": [(SpeculationGate, "_expected", lambda *_: 0.0)],
-    "gate: trials": [(gate, "_LEAST_PAUSE_S", math.inf), (gate, "_LEAST_LONE_PAUSE_S", math.inf)],
-    "gate: prior of a new drafter": [(prospect, "_PRIOR_STEPS", 0.001)],
-    "gate: pause by what a trial costs": [(gate, "_TRIAL_SHARE", math.inf)],
+    "policy: expectation": [(SpeculationPolicy, "_expected", lambda *_: 0.0)],
+    "policy: exploration": [(policy, "_LEAST_PAUSE_S", math.inf), (policy, "_LEAST_LONE_PAUSE_S", math.inf)],
+    "policy: prior of a new drafter": [(expected_gain, "_PRIOR_STEPS", 0.001)],
+    "policy: pause by what a trial costs": [(policy, "_TRIAL_SHARE", math.inf)],
+    "draft length: by price": [(SequenceDraftLength, "next", _usual_length)],
     "terms: price of a row": [(RowPrice, "price", property(lambda _: 0.0))],
     "terms: price learned from forwards": [(row_price, "_LEARNING", 0.0)],
     "terms: trials of the price": [(terms, "_TOKENS_PER_TRIAL", 10**12)],

@@ -13,13 +13,14 @@ from betoken.bench.economy.drafting import DraftService, Request
 from betoken.bench.economy.machine import Machine
 from betoken.bench.economy.recorded import Costs, Text
 from betoken.bench.economy.verifying import Load, VerifyService
-from betoken.common.economy.gate import SpeculationGate
+from betoken.common.economy.policy import SpeculationPolicy
+from betoken.common.economy.step_times import ForwardTimes, StepTimes
 from betoken.common.economy.terms import (
     MAX_DRAFT_TOKENS,
     USUAL_DRAFT_TOKENS,
     AskingTime,
     EmptyDraftPause,
-    PriceTrials,
+    PriceExploration,
     row_seconds,
     terms_at,
 )
@@ -27,7 +28,7 @@ from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.router.round.round_loop import NUM_GRANTED_STEPS
 from betoken.router.round.step_timer import StepTimer
 
-_LONGEST_S = 600.0
+_LONGEST_S = 6000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ class Simulation:
         self.costs = costs
         self.outcome = Outcome()
         self.num_running = 0
-        self.gate = SpeculationGate(lambda: self.num_running)
+        self.policy = SpeculationPolicy(lambda: self.num_running)
         self.asking = AskingTime()
-        self.trials = PriceTrials()
-        self.load = Load(0, 0.0, 0.0)
+        self.trials = PriceExploration()
+        self.load = Load(0, 0.0, 0.0, 0.0)
+        self.step_times = StepTimes([(cost.rows, cost.ns) for cost in costs.verify.step_costs()])
         self.drafting = None if drafter == "none" else DraftService(self.machine, costs, drafter)
         self.verifying = VerifyService(self.machine, costs, self._take_verdicts)
         self._num_opened = 0
@@ -138,7 +140,8 @@ class _Stream:
     def __init__(self, simulation: Simulation, key: tuple[int, int], text: Text, done: Callable[[], None]) -> None:
         self._sim, self._key, self._text, self._done = simulation, key, text, done
         self._machine, self._hop_s = simulation.machine, simulation.costs.hop_s
-        self._timer = StepTimer(simulation.gate if simulation.drafting is not None else None)
+        self._timer = StepTimer(simulation.policy if simulation.drafting is not None else None)
+        self._length = simulation.policy.open_sequence()
         self._pause = EmptyDraftPause()
         self._num_output = self._granted = 0
         self._commits: list[int] = []
@@ -155,7 +158,12 @@ class _Stream:
 
     @property
     def _may_draft(self) -> bool:
-        return self._sim.drafting is not None and self._sim.gate.is_open
+        return self._sim.drafting is not None and self._sim.policy.is_on and not self._length.is_paused
+
+    def _times(self) -> ForwardTimes:
+        load = self._sim.load
+        token_s = row_seconds(load.row_price, load.tokens_per_s)
+        return self._sim.step_times.at_load(max(1, load.running), token_s, load.step_time_ratio)
 
     def _advance(self) -> None:
         self._began_s = self._machine.now_s if self._num_output else None  # the prompt's prefill is in the first step
@@ -179,6 +187,12 @@ class _Stream:
         terms = terms_at(load.tokens_per_s, load.running, load.row_price, limit, sim.asking.mean_s)
         if terms is not None:
             terms = sim.trials.terms(terms)
+        num_tokens = min(limit, USUAL_DRAFT_TOKENS)
+        if (time := sim.policy.round_time(self._times())) is not None:
+            num_tokens = self._length.next(time, limit, can_pause=sim.policy.can_pause)
+            if not num_tokens:
+                self._advance()
+                return
         asked_s, commits = self._machine.now_s, self._commits
         self._commits = []
         sim.outcome.num_rounds += 1
@@ -187,15 +201,18 @@ class _Stream:
             def taken() -> None:
                 if self._has_drafted:
                     sim.asking.record(self._machine.now_s - asked_s - drafting_s)
+                waited_s = self._machine.now_s - asked_s
+                self._timer.came(len(drafted.draft_ids), waited_s)
+                if self._has_drafted:
+                    sim.policy.add_draft(len(drafted.draft_ids), drafted.num_forwards, waited_s, drafting_s)
                 self._has_drafted = True
-                self._timer.came(len(drafted.draft_ids), self._machine.now_s - asked_s)
                 if terms is not None:
                     sim.trials.came(terms, len(drafted.draft_ids))
                 self._send(drafted)
 
             self._machine.after(self._hop_s, lambda: sim.route(sim.costs.router_frame_s, taken))
 
-        request = Request(self._drafting, commits, min(limit, USUAL_DRAFT_TOKENS), terms, arrived)
+        request = Request(self._drafting, commits, num_tokens, terms, arrived)
         drafting = sim.drafting
         self._machine.after(self._hop_s, lambda: drafting.request(request))
 
@@ -222,18 +239,20 @@ class _Stream:
         outcome.num_accepted += num_accepted
         if self._draft is not None and self._draft.sources:
             outcome.sources[self._draft.sources[0]] += num_accepted
+        if self._draft is not None and self._draft.num_forwards:
+            self._length.add(len(self._draft.draft_ids), num_accepted)
+        self._length.add_tokens(len(ids))
         self._draft = None
         self._commits += ids
         if self._drafting is not None:
             self._sim.trials.add_tokens(len(ids))
         if self._room > 0:
-            load = self._sim.load
-            row_s = row_seconds(load.row_price, load.tokens_per_s)
             self._timer.commit(
-                len(ids), self._began_s, self._machine.now_s, row_s, can_draft=self._drafting is not None
+                len(ids), self._began_s, self._machine.now_s, self._times(), can_draft=self._drafting is not None
             )
             self._advance()
             return
+        self._length.close()
         self._sim.verifying.close(self._verifying)
         if self._drafting is not None and self._sim.drafting is not None:
             self._sim.drafting.close(self._drafting)

@@ -20,6 +20,7 @@ class Load:
     running: int
     tokens_per_s: float
     row_price: float
+    step_time_ratio: float
 
 
 @dataclass(slots=True)
@@ -132,7 +133,12 @@ class VerifyService:
             num_tokens += len(ids)
             verdicts.append(partial(sequence.decided, ids, num_accepted))
         self.price.add_tokens(num_tokens, self.machine.now_s)
-        load = Load(len(self._sequences), float(f"{self.price.tokens_per_s:.1e}"), round(self.price.price, 2))
+        load = Load(
+            len(self._sequences),
+            float(f"{self.price.tokens_per_s:.1e}"),
+            round(self.price.price, 2),
+            self.price.step_time_ratio,
+        )
         self.send(verdicts, load)
         self._go_on()
 

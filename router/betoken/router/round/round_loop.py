@@ -10,15 +10,16 @@ import logging
 import time
 from dataclasses import dataclass, field, replace
 
-from betoken.common.economy.terms import EmptyDraftPause, row_seconds
+from betoken.common.economy.terms import EmptyDraftPause
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
 from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
+from betoken.router.round.draft_errors import of_request
 from betoken.router.round.events import PromptLogprobsPart
 from betoken.router.round.failover import Committed, Failover
 from betoken.router.round.generation import Placed
 from betoken.router.round.speculation_policies import PolicyKind
-from betoken.router.round.speculator import Speculator, of_request
+from betoken.router.round.speculator import Speculator
 from betoken.router.round.token_buffer import TokenBuffer
 from betoken.router.workers.attached_draft import attached_draft
 from betoken.router.workers.draft import NO_DRAFT, Draft
@@ -99,7 +100,7 @@ class RoundLoop:
             failure = caught
         finally:
             self._note_policy()
-            self._speculator.close()
+            self._speculator.end()
             self._close_session()
             self._counts.end(self._speculator.failures + self._attached.failures)
             self._counts.draft_workers += self._speculator.worker_ids
@@ -152,6 +153,7 @@ class RoundLoop:
         if draft.ids:
             self._pause.drafted()
             verdict = await session.verify(Verification(self._length, draft))
+            self._speculator.length.verified(draft, verdict.num_accepted)
         else:
             session.grant(Grant(self._length, self._num_steps_after(draft)))
             verdict = await session.next_granted(self._length)
@@ -169,7 +171,7 @@ class RoundLoop:
         room = min(room, self._worker.hello.max_draft_tokens or room)
         worker = self._worker
         return await self._speculator.draft(
-            self._answer.output_ids, room, takes_trees, worker.link.load, worker.forward_s.mean
+            self._answer.output_ids, room, takes_trees, worker.link.load, worker.forward_s.mean, worker.forward_times
         )
 
     def _num_steps_after(self, draft: Draft) -> int:
@@ -214,12 +216,11 @@ class RoundLoop:
         if self._step.tells_of_drafts:
             elapsed_ns = time.perf_counter_ns() - self._step.began_ns
             self._worker.forward_s.add(min(verdict.forward_ns, elapsed_ns) * 1e-9)
-        load = self._worker.link.load
-        row_s = row_seconds(load.row_price, load.tokens_per_s) if load is not None else 0.0  # it told none yet
+        forward_times = self._worker.forward_times
         if self._session is not None and self._session.is_attached:
-            self._attached.record(verdict, len(decided.ids), self._step.began_s, row_s)
+            self._attached.record(verdict, len(decided.ids), self._step.began_s, forward_times)
         elif self._answer.finish is None:
-            self._speculator.commit(self._length, decided.ids, self._step.began_s, row_s)
+            self._speculator.commit(self._length, decided.ids, self._step.began_s, forward_times)
         self._length += kept.num_tokens
         times = None
         if self._request.reports_rounds:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from betoken.common import names
-from betoken.common.economy.gate import PolicyState, SpeculationGate
+from betoken.common.economy.policy import PolicyState, SpeculationPolicy
 from betoken.router.policy.admission import Admission
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.fleet import Fleet
 from betoken.rpc import telemetry
-from betoken.v1.generation_pb2 import SpeculationPolicy
+from betoken.v1.generation_pb2 import SpeculationPolicy as PolicyMessage
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
 
 
@@ -31,9 +31,9 @@ class PolicyKind(NamedTuple):
         name = request.drafter.name if request.drafter is not None else ""
         return cls(name, is_attached, request.sampling.temperature > 0.0, bool(request.predicted_ids))
 
-    def message(self, state: PolicyState) -> SpeculationPolicy:
+    def message(self, state: PolicyState) -> PolicyMessage:
         """Return the state of this kind's policy as clients receive it."""
-        return SpeculationPolicy(
+        return PolicyMessage(
             drafter=self.drafter,
             is_attached=self.is_attached,
             is_sampled=self.is_sampled,
@@ -52,9 +52,9 @@ class SpeculationPolicies:
         self._admission = admission
         self._fleet = fleet
         self._drafts_must_pay = drafts_must_pay
-        self._policies: dict[PolicyKind, SpeculationGate] = {}
+        self._policies: dict[PolicyKind, SpeculationPolicy] = {}
 
-    def of(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationGate | None:
+    def of(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationPolicy | None:
         """Return the policy of a request; None if it always speculates: the drafter is not known here, the request
         leaves no choice, or its tokens depend on drafts."""
         pool = self._fleet.verify if is_attached else self._fleet.draft
@@ -64,7 +64,7 @@ class SpeculationPolicies:
             return None
         kind = PolicyKind.of(request, is_attached=is_attached)
         if kind not in self._policies:
-            self._policies[kind] = SpeculationGate(self._num_running)
+            self._policies[kind] = SpeculationPolicy(self._num_running)
         return self._policies[kind]
 
     def _num_running(self) -> int:
@@ -74,7 +74,7 @@ class SpeculationPolicies:
         """Return the state of every policy. Safe to call from another thread."""
         return [(kind, policy.state) for kind, policy in list(self._policies.items())]
 
-    def messages(self) -> list[SpeculationPolicy]:
+    def messages(self) -> list[PolicyMessage]:
         """Return the state of every policy as clients receive it."""
         return [kind.message(state) for kind, state in self.states()]
 

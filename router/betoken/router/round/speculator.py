@@ -11,17 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from betoken.common.economy.gate import PolicyState, SpeculationGate
-from betoken.common.economy.terms import MAX_DRAFT_TOKENS, USUAL_DRAFT_TOKENS
+from betoken.common.economy.policy import PolicyState, SpeculationPolicy
+from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
+from betoken.common.economy.terms import MAX_DRAFT_TOKENS
 from betoken.common.errors import (
     BetokenError,
     DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
+from betoken.router.policy.adaptive_length import AdaptiveLength
 from betoken.router.policy.draft_terms import draft_terms, terms_entry
 from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest
+from betoken.router.round.draft_errors import failure_reason, of_request
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft
@@ -58,7 +61,7 @@ class Speculator:
         vocab_size: int,
         timeout_s: float,
         first_timeout_s: float,
-        gate: SpeculationGate | None = None,
+        policy: SpeculationPolicy | None = None,
         num_outcomes: int = 0,
         *,
         is_overlap_automatic: bool = False,
@@ -68,7 +71,7 @@ class Speculator:
         the answer goes on with decode steps until it has come. In modes whose tokens depend on drafts none may be
         late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
 
-        `gate`: says whether drafts pay, and hears how fast tokens come; None = they are wanted anyway.
+        `policy`: decides whether the request drafts and how much; None = it always drafts.
         `num_outcomes`: outcomes of each verification that the drafter drafts ahead for, unless tokens depend on drafts.
         `is_overlap_automatic`: whether it does so only while measured times say that this is faster.
         """
@@ -77,7 +80,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._first_timeout_s = first_timeout_s
-        self._gate = gate
+        self._policy = policy
         self._num_outcomes = num_outcomes if request.mode == VERIFICATION_MODE_COUPLED else 0
         self._is_overlap_automatic = is_overlap_automatic
         self._record: DrafterRecord | None = None
@@ -86,7 +89,8 @@ class Speculator:
         """`DrafterRecord.num_resyncs` when it was opened."""
         self._round: DraftedRound | None = None
         """The round under verification."""
-        self._timer = StepTimer(gate, is_named=request.is_drafter_fixed)
+        self.length = AdaptiveLength(request.num_draft_tokens, policy)
+        self._timer = StepTimer(policy, is_named=request.is_drafter_fixed)
         self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
         """The worker asked last."""
@@ -108,7 +112,7 @@ class Speculator:
     @property
     def is_available(self) -> bool:
         """Whether a draft may be asked for, and pays."""
-        if not (self._is_on or self._has_untried_settings or self._trials.is_due):
+        if not ((self._is_on and not self.length.is_paused) or self._has_untried_settings or self._trials.is_due):
             return False
         if self._session is None:
             return self._choose() is not None
@@ -123,12 +127,12 @@ class Speculator:
             return PolicyState(False, 0.0, "the draft worker gives no sign of work")
         if self._session is None and self._choose() is None:
             return PolicyState(False, 0.0, "no draft worker is available")
-        return self._gate.state if self._gate is not None else PolicyState(True, 0.0, "not a choice of the router")
+        return self._policy.state if self._policy is not None else PolicyState(True, 0.0, "not a choice of the router")
 
     @property
     def _is_on(self) -> bool:
         """Whether the speculation policy lets the request draft."""
-        return self._gate is None or self._gate.is_open
+        return self._policy is None or self._policy.is_on
 
     async def draft(
         self,
@@ -137,11 +141,13 @@ class Speculator:
         takes_trees: bool,
         load: Load | None = None,
         forward_s: float = 0.0,
+        times: ForwardTimes = NO_TIMES,
     ) -> Draft:
         """At most `room` guesses at what follows the prompt and `committed_ids`; empty when there are none.
 
         They are a chain, unless the target `takes_trees`. How many they are is the request's, or else what pays under
-        the `load` of the verify worker. `forward_s`: time of its recent forwards, seconds; 0 = not known.
+        the `load` and the forward `times` of the verify worker. `forward_s`: time of its recent forwards, seconds;
+        0 = not known.
 
         Raises:
             InvalidArgumentError: the drafter refuses the request's own settings for it before a token is there.
@@ -151,6 +157,9 @@ class Speculator:
         if self._is_to_be_resynchronised:
             self.failures["collapse"] += 1
             self.close()
+        can_pause = self._is_on and not self._has_untried_settings
+        if not (num_tokens := self.length.next(times, room, can_pause=can_pause)):
+            return NO_DRAFT
         self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
@@ -158,7 +167,7 @@ class Speculator:
             timeout_s = min(
                 max(self._timeout_s, _STEPS_PER_WAIT * forward_s), max(self._timeout_s, self._first_timeout_s)
             )
-            draft = await self._ask(committed_ids, room, takes_trees, load, timeout_s)
+            draft = await self._ask(committed_ids, room, num_tokens, takes_trees, load, timeout_s)
         except DraftLateError as error:
             self._late(error)
             return NO_DRAFT
@@ -170,14 +179,17 @@ class Speculator:
         self._has_untried_settings = False
         return draft
 
-    def commit(self, base_length: int, ids: Sequence[int], began_s: float | None, row_s: float = 0.0) -> None:
-        """Tell the drafter, and the gate, what was decided after `base_length` tokens.
+    def commit(
+        self, base_length: int, ids: Sequence[int], began_s: float | None, times: ForwardTimes = NO_TIMES
+    ) -> None:
+        """Report the tokens committed after `base_length` to the drafter and the speculation policy.
 
-        `began_s`: when the step began that decided it (`time.perf_counter`); None = the step is no evidence about
-            drafts. `row_s`: as in `Step`.
+        `began_s`: start of the step that decided them (`time.perf_counter`); None = the step is not evidence about
+            drafts. `times`: as in `Step`.
         """
+        self.length.add_tokens(len(ids))
         can_draft = self._session is not None and not self._session.is_late
-        self._timer.commit(len(ids), began_s, time.perf_counter(), row_s, can_draft=can_draft)
+        self._timer.commit(len(ids), began_s, time.perf_counter(), times, can_draft=can_draft)
         self._trials.add_tokens(len(ids))
         if self._round is not None and self._record is not None and began_s is not None:
             self._record.record(self._round, min(len(ids) - 1, self._round.num_tokens), time.perf_counter())
@@ -196,6 +208,11 @@ class Speculator:
     def forgive(self) -> None:
         """The request was taken once: whoever refuses its settings now, and how late, ends no answer."""
         self._has_untried_settings = False
+
+    def end(self) -> None:
+        """Close, and leave the batch whose draft lengths are decided together."""
+        self.close()
+        self.length.end()
 
     def close(self) -> None:
         """Free the sequence on the draft worker; idempotent. The next `draft` opens it again."""
@@ -226,7 +243,13 @@ class Speculator:
         return not self._is_on or self._choose() is not None
 
     async def _ask(
-        self, committed_ids: Sequence[int], room: int, takes_trees: bool, load: Load | None, timeout_s: float
+        self,
+        committed_ids: Sequence[int],
+        room: int,
+        num_tokens: int,
+        takes_trees: bool,
+        load: Load | None,
+        timeout_s: float,
     ) -> Draft:
         """The draft of the worker that has the sequence open."""
         worker, session = self._worker, self._session
@@ -239,7 +262,7 @@ class Speculator:
         if terms is not None:
             terms = worker.trials.terms(terms)
         asked_s = time.perf_counter()
-        num_tokens = min(limit, self._request.num_draft_tokens or USUAL_DRAFT_TOKENS)
+        num_tokens = min(limit, num_tokens)
         num_outcomes = self._num_outcomes if room > num_tokens + 1 else 0  # another draft will follow
         if self._is_overlap_automatic and self._record is not None and not self._record.overlap.is_on:
             num_outcomes = 0
@@ -261,6 +284,7 @@ class Speculator:
             self._round = DraftedRound(len(draft.ids), waited_s, is_hit, num_outcomes > 0, now_s)
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
             worker.asking.record(waited_s - draft.forward_ns * 1e-9)
+            self.length.came(draft, waited_s)
         self._timer.came(len(draft.ids), waited_s)
         if terms is not None:
             worker.trials.came(terms, len(draft.ids))
@@ -304,7 +328,7 @@ class Speculator:
         self._went(DraftingEvent.OVERDUE)
 
     def _failed(self, error: Exception) -> None:
-        self.failures[_reason(error)] += 1
+        self.failures[failure_reason(error)] += 1
         self._trials.tried()
         is_refusal = isinstance(error, InvalidArgumentError)  # its own fault: others may go on drafting there
         self._went(DraftingEvent.REFUSED if is_refusal else DraftingEvent.FAILED)
@@ -319,23 +343,3 @@ class Speculator:
             worker.breaker.record_failure()
         address = worker.link.address if worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)
-
-
-def _reason(error: Exception) -> str:
-    """The reason of a failed draft, as statistics name it."""
-    if isinstance(error, InvalidArgumentError):
-        return "rejected"
-    if isinstance(error, ResourceExhaustedError):
-        return "full"
-    if isinstance(error, DraftTimeoutError | DeadlineExceededError):
-        return "timeout"
-    is_lost = isinstance(error, DraftWorkerLostError | DraftUnavailableError)
-    return "lost" if is_lost else "fault"
-
-
-def of_request(error: InvalidArgumentError, request: GenerationRequest) -> InvalidArgumentError:
-    """A worker's refusal of a drafter, as the field of the request it came from."""
-    if error.field == "drafter.name" or error.field.startswith("drafter.settings"):
-        return InvalidArgumentError(f"speculation.{error.field}", error.value, error.limit)
-    settings = dict(request.drafter.settings) if request.drafter is not None else {}
-    return InvalidArgumentError("speculation.drafter.settings", settings, str(error))

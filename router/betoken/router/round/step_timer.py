@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from betoken.common.economy.gate import SpeculationGate, Step
+from betoken.common.economy.policy import SpeculationPolicy, Step
+from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
 
 
 class _Asked(Enum):
@@ -20,12 +21,12 @@ class _Asked(Enum):
 
 
 class StepTimer:
-    """The steps of one request, as the gate hears of them."""
+    """The steps of one request, as the speculation policy receives them."""
 
-    def __init__(self, gate: SpeculationGate | None, *, is_named: bool = False) -> None:
-        """`gate`: receives token rates; None = unused. `is_named`: drafts made while the policy is off are trials of a
-        named drafter, and not the rest of drafting that has just ended."""
-        self._gate, self._is_named = gate, is_named
+    def __init__(self, policy: SpeculationPolicy | None, *, is_named: bool = False) -> None:
+        """`policy`: receives token rates; None = unused. `is_named`: drafts made while the policy is off are trials of
+        a named drafter, and not the rest of drafting that has just ended."""
+        self._policy, self._is_named = policy, is_named
         self._asked = _Asked.NOTHING
         self._num_draft_tokens = 0
         self._waiting_s = 0.0
@@ -41,25 +42,33 @@ class StepTimer:
         """A draft came, an empty one included, `waiting_s` after it was asked for."""
         self._num_draft_tokens, self._waiting_s = num_draft_tokens, waiting_s
 
-    def commit(self, num_tokens: int, began_s: float | None, now_s: float, row_s: float, *, can_draft: bool) -> None:
+    def commit(
+        self,
+        num_tokens: int,
+        began_s: float | None,
+        now_s: float,
+        times: ForwardTimes = NO_TIMES,
+        *,
+        can_draft: bool,
+    ) -> None:
         """A step that began at `began_s` (seconds, as `now_s`; None = its time says nothing) brought its tokens.
 
         Args:
-            row_s: time that a row adds to a forward at present, seconds; 0 = not known.
+            times: as in `Step`.
             can_draft: whether a draft worker has the request open and is not late.
         """
         asked, self._asked = self._asked, _Asked.NOTHING
         num_rows, waiting_s = 1 + self._num_draft_tokens, self._waiting_s
         self._num_draft_tokens, self._waiting_s = 0, 0.0
-        gate = self._gate
-        if gate is None:
+        policy = self._policy
+        if policy is None:
             return
-        is_going_on = self._is_speculating and gate.is_open and can_draft
+        is_going_on = self._is_speculating and policy.is_on and can_draft
         self._is_speculating = asked is not _Asked.NOTHING or is_going_on
         if began_s is None or asked is _Asked.FIRST_DRAFT:
             return
-        step = Step(began_s, now_s, num_tokens, num_rows, waiting_s, row_s)
-        if self._is_speculating == gate.is_open:
-            gate.record(step)
+        step = Step(began_s, now_s, num_tokens, num_rows, waiting_s, times)
+        if self._is_speculating == policy.is_on:
+            policy.record(step)
         elif num_rows > 1 and self._is_named:
-            gate.learn(step)
+            policy.learn(step)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from asyncio_pool import AioPool
 
-from betoken.common.economy.terms import AskingTime, PriceTrials
+from betoken.common.economy.terms import AskingTime, PriceExploration
 from betoken.common.errors import BetokenError, ResourceExhaustedError, UnavailableError
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.bounded import run_bounded
@@ -67,7 +67,7 @@ class DraftWorker(Worker[DraftSession]):
         super().__init__(DraftLink(address, callbacks, options.link), options)
         self.breaker = breaker
         self.asking = AskingTime()
-        self.trials = PriceTrials()
+        self.trials = PriceExploration()
         self._records: dict[str, DrafterRecord] = {}
         self.is_silent = False
         """Whether a draft was missed and the worker has sent no frame since the request; it is then not asked."""

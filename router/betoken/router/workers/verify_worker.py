@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from betoken.common.economy.means import DecayedMean
+from betoken.common.economy.step_times import ForwardTimes, StepTimes
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
@@ -17,6 +18,7 @@ from betoken.common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from betoken.router.policy.draft_terms import forward_times
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.request.worker_identity import WorkerIdentity
 from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
@@ -53,8 +55,14 @@ class VerifyWorker(Worker[VerifySession]):
         """Whether a sequence was lost because the worker showed no progress, and it has shown none since."""
         self.forward_s = DecayedMean(_FORWARD_DECAY)
         """Time of its recent forwards without prefill, seconds."""
+        self._step_times = StepTimes(())
         self._verify_timeout_s = verify_timeout_s
         self._on_change = on_change
+
+    @property
+    def forward_times(self) -> ForwardTimes:
+        """Times of its forwards at its present load."""
+        return forward_times(self._step_times, self.link.load)
 
     def _attached(self, request: GenerationRequest) -> DrafterChoice | None:
         """The request's drafter, if it is attached here."""
@@ -131,6 +139,9 @@ class VerifyWorker(Worker[VerifySession]):
         self,
     ) -> None:
         self.identity = WorkerIdentity.of(self.hello)
+        context = max((cost.context for cost in self.hello.step_costs), default=0)
+        points = [(cost.rows, cost.ns) for cost in self.hello.step_costs if cost.context == context]
+        self._step_times = StepTimes(points)
         self.is_silent = False
         self._on_change()
 

@@ -40,10 +40,24 @@ def test_a_run_repeats_itself():
     assert first.seconds != run("four", 4).seconds
 
 
-@pytest.mark.parametrize("name", [*BURSTS, "four-bad", "four-mixed", "sixteen-good", "sixteen-bad", "sixteen-mixed"])
+@pytest.mark.parametrize(
+    "name", [*BURSTS, "sixty-four", "four-bad", "four-mixed", "sixteen-good", "sixteen-bad", "sixteen-mixed"]
+)
 def test_a_short_burst_is_not_slower_than_without_drafts(name):
     ratios = [speed(name, seed) / speed(name, seed, "none") for seed in range(4)]
     assert mean(ratios) >= 0.95, ratios
+
+
+@pytest.mark.parametrize("drafter", ["model", "fused"])
+@pytest.mark.parametrize("name", ["coder-four", "coder-sixteen"])
+def test_a_slow_pair_on_two_cores_is_not_slower_than_without_drafts(name, drafter):
+    """Five draft tokens a round: 0.93, 0.93 (four) and 0.78, 0.83 (sixteen)."""
+    assert mean(speed(name, seed, drafter) / speed(name, seed, "none") for seed in range(2)) > 0.97
+
+
+def test_a_lone_stream_of_a_slow_pair_gains_by_shorter_drafts():
+    """Five draft tokens a round: 0.96."""
+    assert mean(speed("coder-one", seed, "model") / speed("coder-one", seed, "none") for seed in range(2)) > 1.08
 
 
 def test_drafts_that_pay_are_made():
@@ -51,8 +65,8 @@ def test_drafts_that_pay_are_made():
     assert mean(speed("four-good", seed) / speed("four-good", seed, "none") for seed in range(2)) > 1.3
 
 
-def test_without_the_gate_many_streams_with_bad_drafts_lose():
-    with switched_off("gate: trials and expectation"):
+def test_without_the_policy_many_streams_with_bad_drafts_lose():
+    with switched_off("policy: exploration and expectation"), switched_off("draft length: by price"):
         assert speed("sixteen-bad", 0) / speed("sixteen-bad", 0, "none") < 0.7
 
 
@@ -65,9 +79,9 @@ def test_without_the_gate_many_streams_with_bad_drafts_lose():
     ],
 )
 def test_a_rule_against_faults_pays_in_its_fault_scenario(rule, name):
-    usual = speed(name, 0)
+    usual = mean(speed(name, seed) for seed in range(2))
     with switched_off(rule):
-        assert speed(name, 0) < 0.95 * usual
+        assert mean(speed(name, seed) for seed in range(2)) < 0.95 * usual
 
 
 def test_a_fixed_length_is_accepted_as_the_services_accepted_it():

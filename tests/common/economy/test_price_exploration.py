@@ -1,13 +1,13 @@
 """Trials of a price: seldom while nothing is drafted, one at a time, and none while drafts are made."""
 
-from betoken.common.economy.terms import USUAL_DRAFT_TOKENS, DraftTerms, PriceTrials
+from betoken.common.economy.terms import USUAL_DRAFT_TOKENS, DraftTerms, PriceExploration
 
 DEAR = DraftTerms(16, row_price=3.0, min_gain=0.2)
 TRIAL = DraftTerms(USUAL_DRAFT_TOKENS, row_price=0.0, min_gain=0.2)
 
 
 def test_a_trial_has_one_row_to_a_hundred_tokens_without_drafts():
-    trials, num_rows = PriceTrials(), 0
+    trials, num_rows = PriceExploration(), 0
     for _ in range(10_000):
         terms = trials.terms(DEAR)
         num_rows += 0 if terms is DEAR else terms.max_tokens
@@ -17,7 +17,7 @@ def test_a_trial_has_one_row_to_a_hundred_tokens_without_drafts():
 
 
 def test_a_trial_that_found_nothing_to_draft_is_made_again_by_one_asking_at_a_time():
-    trials = PriceTrials()
+    trials = PriceExploration()
     trials.add_tokens(500)
     first = trials.terms(DEAR)
     assert (first, trials.terms(DEAR)) == (TRIAL, DEAR)
@@ -28,7 +28,7 @@ def test_a_trial_that_found_nothing_to_draft_is_made_again_by_one_asking_at_a_ti
 
 
 def test_drafts_that_are_made_need_no_trial():
-    trials = PriceTrials()
+    trials = PriceExploration()
     for _ in range(1000):
         assert trials.terms(DEAR) is DEAR
         trials.came(DEAR, 1)

@@ -1,0 +1,69 @@
+"""The expected gain of drafting follows from realised accepts, the costs of a round and the number of sequences."""
+
+import math
+
+import pytest
+
+from betoken.common.economy.expected_gain import ExpectedGain
+
+
+def learnt(num_tokens: int, num_rows: int, waiting_s: float) -> ExpectedGain:
+    """Drafts without forwards, like n-grams."""
+    gain = ExpectedGain()
+    for _ in range(2000):
+        gain.add_draft(num_rows - 1, 0, waiting_s, 0.0, 0)
+        gain.add(num_tokens, num_rows, waiting_s, 0)
+    return gain
+
+
+def learnt_of_model(acceptance: float, draft_s: float) -> ExpectedGain:
+    gain = ExpectedGain()
+    for index in range(2000):
+        gain.add_draft(1, 1, draft_s, draft_s, 0)
+        gain.lengths.acceptance.add(1, int(index % 100 < 100 * acceptance))
+    return gain
+
+
+def test_the_gain_is_tokens_by_time_over_that_of_decode_steps() -> None:
+    gain = learnt(4, 6, 0.001)
+    for num_running in (1, 4, 16):
+        drafted_s = 0.003 + num_running * 5 * 0.0001 + 0.001
+        expected = math.log(4 / drafted_s * 0.003)
+        assert gain.gain(num_running, 0.003, 0.0001, 0) == pytest.approx(expected, abs=1e-3)
+
+
+def test_at_a_high_token_price_drafts_pay_off_for_few_sequences_only() -> None:
+    gain = learnt(3, 6, 0.0)
+    assert gain.gain(1, 0.001, 0.0001, 0) > 0 > gain.gain(16, 0.003, 0.0001, 4)
+
+
+def test_a_new_drafter_has_an_expected_gain_and_an_expected_draft_time() -> None:
+    assert ExpectedGain().gain(1, 0.001, 0.00005, 0) > 0
+    assert ExpectedGain().gain(1, 0.001, 0.0002, 0) < ExpectedGain().gain(1, 0.001, 0.00005, 0)
+
+
+def test_useless_drafts_have_an_expected_loss() -> None:
+    assert learnt(1, 6, 0.001).gain(1, 0.001, 0.0001, 0) < 0
+
+
+def test_a_models_gain_is_that_of_its_best_length() -> None:
+    """Forwards of 1.5B and 0.5B models: five draft tokens lose, two win."""
+    gain = learnt_of_model(0.7, 0.036).gain(1, 0.109, 0.016, 0)
+    assert gain == pytest.approx(math.log((1 + 0.7 + 0.49) * 0.109 / (0.109 + 2 * 0.052)), abs=0.04)
+    assert learnt_of_model(0.3, 0.036).gain(1, 0.109, 0.016, 0) < 0
+
+
+def test_waiting_under_load_does_not_change_the_expected_gain_of_a_lone_sequence() -> None:
+    gain = learnt(4, 6, 0.0)
+    for _ in range(2000):
+        gain.add_draft(5, 0, 0.02, 0.0, 4)
+        gain.add(4, 6, 0.02, 4)
+    assert gain.gain(16, 0.003, 0.0001, 4) < 0 < gain.gain(1, 0.001, 0.0001, 0)
+
+
+def test_evidence_moves_to_the_prior_while_no_drafts_are_made() -> None:
+    gain, prior = learnt(1, 6, 0.0), ExpectedGain()
+    for _ in range(20):
+        gain.relax(0.5)
+    assert gain._tokens.mean == pytest.approx(prior._tokens.mean, rel=0.01)
+    assert gain.lengths.acceptance.mean == pytest.approx(prior.lengths.acceptance.mean, rel=0.01)
