@@ -20,10 +20,10 @@ from betoken.common.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from betoken.router.policy.adaptive_length import AdaptiveLength
 from betoken.router.policy.draft_terms import draft_terms, terms_entry
 from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest
+from betoken.router.round.adaptive_length import AdaptiveLength
 from betoken.router.round.draft_errors import failure_reason, of_request
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
