@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from betoken.engine.bring_up import load as load_module
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu import rounding_check
 from betoken.engine.cpu.grouped_linear import PackedGroupedLinear
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.runner import ModelRunner
+from betoken.engine.weights.activations import exact_rows, rounds_rows
 from tests.engine.gguf_files import write_gguf
+from tests.engine.mixture_files import ORDERED, save_both, store_ordered
 from tests.engine.tiny import save_tiny
 
 SEQUENCES = [[1, 2, 3, 4, 5], list(range(30, 60)), [7]]
@@ -27,7 +29,7 @@ def load(path: str, activations: str, **options: Any) -> ModelRunner:
 def num_rounding(runner: ModelRunner) -> int:
     """Layers that round their rows."""
     layers = (m for m in runner.parts._model.modules() if isinstance(m, PackedGroupedLinear))
-    return sum("int8" in str(layer._operator) for layer in layers)
+    return sum(layer.rounds_rows for layer in layers)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -82,19 +84,33 @@ def test_int8_activations_of_a_dense_checkpoint_need_rounded_weights(tmp_path: P
     assert "int8 activations" in load(directory, "int8", quantize="int4").numerics
 
 
-def test_automatic_int8_activations_that_fail_the_check_become_exact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("choice", ["int8", "auto"])
+def test_an_int8_layer_that_differs_from_its_definition_is_rejected(
+    choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(runner: ModelRunner, *args: Any) -> None:
-        if "int8 activations" in runner.numerics:
-            raise ModelRefusedError("a ragged batch differs")
-
-    monkeypatch.setattr(load_module, "check_against_eager", check)
+    monkeypatch.setattr(rounding_check, "rounded", lambda rows: rows.float() * 1.02)
     path = write_gguf(tmp_path / "tiny.gguf", "Q4_K")
-    assert "int8 activations" not in load(path, "auto").numerics
-    assert "activations are exact: a ragged batch differs" in caplog.text
-    with pytest.raises(ModelRefusedError, match="a ragged batch differs"):
-        load(path, "int8")
+    with pytest.raises(ModelRefusedError, match=r"layers\.0\..*int8 activations give results"):
+        load(path, choice)
+
+
+def test_int8_experts_with_input_orders_are_checked_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stored = save_both("mixtral", store_ordered, ORDERED, tmp_path)
+    assert "int8 activations" in load(str(stored), "int8").numerics
+    monkeypatch.setattr(rounding_check, "_check_linear", lambda *args: None)
+    monkeypatch.setattr(rounding_check, "rounded", lambda rows: rows.float() * 1.02)
+    with pytest.raises(ModelRefusedError, match=r"experts\..*int8 activations give results"):
+        load(str(stored), "int8", reuse_self_check=False)
+
+
+def test_layers_of_an_int8_model_are_exact_while_it_is_compared_with_its_own_forward(tmp_path: Path) -> None:
+    model = load(write_gguf(tmp_path / "tiny.gguf", "Q4_K"), "int8").parts._model
+    layer = next(module for module in model.modules() if isinstance(module, PackedGroupedLinear))
+    rows = torch.randn(3, layer.num_inputs, dtype=torch.bfloat16)
+    with exact_rows(model):
+        exact = layer(rows)
+        assert not rounds_rows(model)
+    assert rounds_rows(model) and not torch.equal(exact, layer(rows))
 
 
 def test_unknown_activations_are_rejected() -> None:

@@ -36,7 +36,7 @@ class DraftWorkerSettings(WorkerSettings):
         " GGUF file of the hub.",
     )
     activations: Literal["exact", "int8", "auto"] = Field(
-        "exact",
+        "auto",
         description="Inputs of quantised linear layers on a CPU: exact = in --dtype; int8 = rounded by blocks of 32,"
         " which is faster and changes drafts; auto = int8 for layers that have a kernel.",
     )

@@ -13,10 +13,6 @@ class CompiledModelRefusedError(ModelRefusedError):
     """The model cannot be served as it was compiled; uncompiled it may be."""
 
 
-class RoundingRefusedError(ModelRefusedError):
-    """The model cannot be served with int8 activations, which were chosen automatically; with exact ones it may be."""
-
-
 class OutOfPagesError(EngineError):
     """The KV pool has too few free pages for the request.
 

@@ -6,7 +6,7 @@ It knows the model's forward, not the ways to run it faster.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.state_shapes import StateShape
-from betoken.engine.weights.activations import rounds_rows
+from betoken.engine.weights.activations import exact_rows, rounds_rows
 from betoken.engine.weights.checkpoint import Progress
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
@@ -51,7 +51,9 @@ class Examined:
     check: PassedCheck
     """The check as it passed before, or passes now."""
     rounds_rows: bool = False
-    """True if a layer rounds its inputs to int8."""
+    """True if a layer rounds its inputs to int8; `expected` is of exact ones."""
+    rounding: list[float] = field(default_factory=list)
+    """Mean distance by which that moves the logits of each sequence, from the check."""
     feature_layers: tuple[int, ...] = ()
     """See `ModelRunner.feature_layers`."""
 
@@ -70,11 +72,14 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
     with refusing(model):
         if config.self_check and not check.is_known:
             progress("running the model's own forward", _OWN_FORWARD)
-            expected = eager_logits(model, sequences)
+            with exact_rows(model):
+                expected = eager_logits(model, sequences)
         replace_mixers(model)
     shapes, states = _probe(model, info.max_context, feature_layers)
     rounds = rounds_rows(model)
-    return Examined(model, info, shapes, states, sequences, expected, is_mixture, check, rounds, feature_layers)
+    return Examined(
+        model, info, shapes, states, sequences, expected, is_mixture, check, rounds, feature_layers=feature_layers
+    )
 
 
 def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:

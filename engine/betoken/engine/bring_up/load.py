@@ -16,17 +16,19 @@ from betoken.engine.bring_up.prepare import num_waiting, page_bytes, prepare, sn
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
     digest_of_logits,
+    distances,
     find_row_dependence,
     find_stock_product,
 )
 from betoken.engine.bring_up.warm_up import warm_up
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.rounding_check import check_rounding_layers
 from betoken.engine.cuda.prepare import refusing_compiled
-from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError, RoundingRefusedError
+from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
-from betoken.engine.weights.activations import select_activations
+from betoken.engine.weights.activations import exact_rows, select_activations
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.loading import load_model
 from betoken.kernels import dispatch, native
@@ -50,9 +52,6 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
         return runner_of(config, *load_model(config, report), report)
     except OtherLogitsError as error:
         _LOG.warning("the check at load is repeated: %s", str(error))  # the text only: see `runner_of`
-    except RoundingRefusedError as error:
-        _LOG.warning("activations are exact: %s", str(error))
-        config = replace(config, activations="exact")
     gc.collect()
     return runner_of(config, *load_model(config, report), report)
 
@@ -137,12 +136,11 @@ def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str
     if examined.check.is_known:
         examined.check.compare(runner, examined.sequences)
         return None
-    try:
-        check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture, examined.rounds_rows)
-    except ModelRefusedError as error:
-        if examined.rounds_rows and config.activations == "auto":
-            raise RoundingRefusedError(str(error)) from error
-        raise
+    with exact_rows(examined.model):
+        check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
+    if examined.rounds_rows:
+        check_rounding_layers(examined.model)
+        examined.rounding[:] = distances(runner, examined.sequences, examined.expected)
     dependence = find_row_dependence(runner, examined.sequences) if config.batch_invariant else None
     if config.batch_invariant and runner.can_compile:
         if product := find_stock_product(runner, examined.sequences):
@@ -182,7 +180,7 @@ def _find_fault(runner: ModelRunner, examined: Examined) -> str | None:
         examined.check.compare(runner, examined.sequences)
         return None
     try:
-        check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture, examined.rounds_rows)
+        check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture, examined.rounding)
     except ModelRefusedError as error:
         return str(error)
     if (dependence := find_row_dependence(runner, examined.sequences)) is None:

@@ -5,7 +5,7 @@ It knows the runner's public interface and nothing of how the runner computes.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,8 @@ _LOG = logging.getLogger(__name__)
 _LENGTHS = (19, 1, 15)
 """More than 32 rows together: if each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
-_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1, torch.int8: 1e-1}
-"""Mean difference of a logit, as a part of the mean size of a logit. int8 is the type of rounded activations: one code
-that is rounded the other way changes codes of later layers."""
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+"""Mean difference of a logit, as a part of the mean size of a logit."""
 _HELD = 0.6
 """Part of a mixture's rows that must hold it in a half type: one rounding may send a token to another expert, which is
 no fault (a sixth of the rows, seen with 32 random experts). Two sequences of three that are wrong are more."""
@@ -68,23 +67,29 @@ def eager_logits(model: Any, sequences: list[list[int]]) -> list[Tensor]:
 
 
 def check_against_eager(
-    runner: ModelRunner, sequences: list[list[int]], expected: list[Tensor], is_mixture: bool, rounds_rows: bool = False
+    runner: ModelRunner,
+    sequences: list[list[int]],
+    expected: list[Tensor],
+    is_mixture: bool,
+    rounding: Sequence[float] = (),
 ) -> None:
     """Run the sequences in one forward and compare; `is_mixture`: the model sends tokens to experts.
 
     Args:
-        rounds_rows: whether a layer rounds its inputs to int8, in both forwards.
+        rounding: mean distance of each sequence's logits that rounded activations explain: one code that is rounded
+            the other way changes codes of all later layers.
 
     Raises:
         ModelRefusedError: a logit differs by more than its type's rounding explains.
     """
-    # A model may widen its logits, which rounds no less.
-    tolerance = _TOLERANCES[torch.int8 if rounds_rows else getattr(torch, runner.info.dtype)]
-    logits = forward_together(runner, sequences)
+    tolerance = _TOLERANCES[getattr(torch, runner.info.dtype)]  # a model may widen its logits, which rounds no less
+    logits, more = forward_together(runner, sequences), rounding or [0.0] * len(sequences)
     may_stray = is_mixture and tolerance > _TOLERANCES[torch.float32]
-    groups = [(torch.cat(logits), torch.cat(expected))] if may_stray else zip(logits, expected, strict=True)
-    for ours, theirs in groups:
-        limit = tolerance * theirs.float().abs().mean().item() + 1e-6
+    groups: Iterable[tuple[Tensor, Tensor, float]] = zip(logits, expected, more, strict=True)
+    if may_stray:
+        groups = [(torch.cat(logits), torch.cat(expected), max(more))]
+    for ours, theirs, explained in groups:
+        limit = tolerance * theirs.float().abs().mean().item() + 1e-6 + explained
         rows = (ours.float() - theirs.float()).abs().mean(dim=-1)
         difference = (rows.quantile(_HELD) if may_stray else rows.mean()).item()
         if not difference <= limit:
@@ -92,6 +97,12 @@ def check_against_eager(
                 f"a ragged batch gives logits {difference:.3g} from the model's own eager forward on average"
                 f" (limit {limit:.3g})"
             )
+
+
+def distances(runner: ModelRunner, sequences: list[list[int]], expected: list[Tensor]) -> list[float]:
+    """Mean distance of each sequence's logits from the expected ones."""
+    logits = forward_together(runner, sequences)
+    return [(ours.float() - theirs.float()).abs().mean().item() for ours, theirs in zip(logits, expected, strict=True)]
 
 
 def find_row_dependence(runner: ModelRunner, sequences: list[list[int]]) -> str | None:

@@ -29,7 +29,7 @@ def use_packed_experts(model: Any, kernels: CpuKernels) -> bool:
     for module in modules:
         _pack(module)
     if modules:
-        select_experts(model, EXPERTS_NAME, _packed_product)
+        select_experts(model, EXPERTS_NAME, packed_product)
     return bool(modules)
 
 
@@ -42,8 +42,9 @@ def _pack(module: Any) -> None:
             packed_weight = pack_experts(weight.grouped, weight.num_experts)
             module.register_buffer(f"packed_{name}", packed_weight.data, persistent=False)
             setattr(module, f"num_{name}", packed_weight.num_outputs)
+            setattr(module, f"num_inputs_{name}", packed_weight.num_inputs)
             setattr(module, f"format_{name}", packed_weight.code)
-            setattr(module, f"rounds_rows_{name}", weight.rounds_rows)
+            module.rounds_rows = weight.rounds_rows
             module.register_buffer(f"orders_{name}", weight.orders, persistent=False)
             continue
         weight = weight.transpose(1, 2) if module.is_transposed else weight
@@ -53,14 +54,15 @@ def _pack(module: Any) -> None:
         setattr(module, f"num_{name}", weight.shape[1])
 
 
-def _packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+def packed_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    """Rows times the weights `name` of their experts, [R, K] -> [R, N]."""
     rows = in_orders(rows, getattr(module, f"orders_{name}", None), expert_ids)
     arguments = (rows, getattr(module, f"packed_{name}"), bias_of(module, name), expert_ids)
     num_outputs, form = getattr(module, f"num_{name}"), getattr(module, f"format_{name}", None)
     out: Tensor
     if form is None:
         out = torch.ops.betoken.expert_linear(*arguments, num_outputs)
-    elif getattr(module, f"rounds_rows_{name}"):
+    elif module.rounds_rows:
         out = torch.ops.betoken.expert_linear_int8(*arguments, num_outputs, form)
     else:
         out = torch.ops.betoken.expert_linear_grouped(*arguments, num_outputs, form)

@@ -22,8 +22,10 @@ class PackedGroupedLinear(nn.Module):
         self.order: Tensor | None
         self.register_buffer("order", order, persistent=False)
         self.num_outputs, self.format = weight.num_outputs, weight.code
-        name = "linear_int8" if layer.rounds_rows else "linear_grouped"
-        self._operator: Any = getattr(torch.ops.betoken, f"{name}_sums" if layer.keeps_sums else name)
+        suffix = "_sums" if layer.keeps_sums else ""
+        self._exact: Any = getattr(torch.ops.betoken, f"linear_grouped{suffix}")
+        self._rounding: Any = getattr(torch.ops.betoken, f"linear_int8{suffix}") if layer.rounds_rows else None
+        self.num_inputs, self.rounds_rows = weight.num_inputs, layer.rounds_rows
         self.packed: Tensor
         self.register_buffer("packed", weight.data, persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -32,7 +34,8 @@ class PackedGroupedLinear(nn.Module):
         """[..., K] -> [..., N], dtype of x or float32."""
         if self.order is not None:
             x = x.index_select(-1, self.order)
-        out: Tensor = self._operator(x, self.packed, self.bias, self.num_outputs, self.format)
+        product = self._rounding if self.rounds_rows else self._exact
+        out: Tensor = product(x, self.packed, self.bias, self.num_outputs, self.format)
         return out
 
 

@@ -1,6 +1,8 @@
 """Selects which layers of a loaded model round their rows to int8, and refuses a model that has no kernels for that."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -39,6 +41,19 @@ def select_activations(config: EngineConfig, model: Any) -> None:
 def rounds_rows(model: nn.Module) -> bool:
     """Whether a layer of a model rounds its rows."""
     return any(getattr(module, "rounds_rows", False) for module in model.modules())
+
+
+@contextmanager
+def exact_rows(model: nn.Module) -> Iterator[None]:
+    """Let layers that round their rows multiply them exactly meanwhile."""
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "rounds_rows", False)]
+    for layer in layers:
+        layer.rounds_rows = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rounds_rows = True
 
 
 def _unsupported(layers: dict[str, Any]) -> list[tuple[str, str]]:
