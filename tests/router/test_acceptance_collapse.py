@@ -1,4 +1,4 @@
-"""A drafter that starts to lie is resynchronised and goes on drafting; no token changes."""
+"""A drafter whose drafts turn wrong is resynchronised and continues to draft; no token changes."""
 
 import pytest
 

@@ -154,3 +154,13 @@ def test_many_sequences_begin_as_the_token_price_predicts() -> None:
     streams.token_s = 0.005 / (5 * 16)
     streams.run(1.0)
     assert streams.time_s[False] < 0.3
+
+
+def test_slow_first_drafts_of_a_lone_sequence_do_not_end_drafting() -> None:
+    policy, times, now_s = SpeculationPolicy(lambda: 1), ForwardTimes(token_s=0.0002, decode_s=0.0025), 0.0
+    for number in range(20):
+        waiting_s = 0.1 if number < 2 else 0.002
+        step_s = 0.0035 + waiting_s
+        policy.record(Step(now_s, now_s + step_s, 4, 6, waiting_s, times))
+        now_s += step_s
+        assert policy.is_on

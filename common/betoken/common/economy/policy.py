@@ -235,6 +235,8 @@ class SpeculationPolicy:
 
     def _decide(self, level: LoadLevel, num_running: int, expected: float, now_s: float) -> None:
         """Change to the side that is expected to be faster, or try the other one."""
+        if num_running == 1 and not level.evidence_s and level.is_on and level.busy_s < _LEAST_LONE_PAUSE_S:
+            return  # its first drafts are slow: pages, kernels and connections are new
         measured, measured_s = level.present(expected, num_running)
         gain, error = level.believed(expected, measured, measured_s)
         is_clear = (level.evidence_s == 0.0 and measured_s == 0.0) or abs(gain) > 2.0 * error

@@ -2,7 +2,7 @@
 
     python -m betoken.bench.rivals --target T.gguf --draft D.gguf --prompts FILE --llama-server PATH
 
-Every group of prompts, as many as there are streams, is answered by all sides close in time, in random order. Speeds
+All sides answer each group of prompts close in time, in random order; a group has a prompt for each stream. Speeds
 are of whole answers, with their prompts. They are printed only if our answers with each drafter equal ours without
 speculation. Answers of the other engines are compared with their own without speculation, and counted. Progress goes
 to stderr; the last stdout line is one JSON object.

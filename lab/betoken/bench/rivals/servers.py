@@ -34,7 +34,7 @@ OPENVINO_KINDS = ("none", "lookup")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every side is asked for."""
+    """Models and requests of a comparison."""
 
     target: Path
     draft: Path
