@@ -20,7 +20,7 @@ def slow_but_every(step: int, cases: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def covering(*dimensions: Iterable[Any], strength: int = 2, ids: Callable[[Any], object] | None = None) -> list[Any]:
-    """All combinations as parameters; those that add no `strength` values together to the default run are slow.
+    """Return all combinations as parameters; one is slow unless it covers new values for the default run.
 
     With strength 1 every value occurs in the default run, with 2 every pair of values of two dimensions.
     """

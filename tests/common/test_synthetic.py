@@ -2,23 +2,23 @@
 
 import pytest
 
-from betoken.common.synthetic import NUM_IDS, StepTimes, is_drawn, next_id, other_id, probabilities, probability
+from betoken.common.synthetic import NUM_IDS, SimulatedTimes, is_drawn, next_id, other_id, probabilities, probability
 
 
 @pytest.mark.parametrize(("num_tokens", "ms"), [(1, 20), (8, 22), (9, 24), (10, 26), (64, 26)])
 def test_step_times_are_interpolated_within_the_table(num_tokens: int, ms: float) -> None:
-    assert StepTimes.parse("8:22,10:26").seconds(8) == pytest.approx(0.022)
-    assert StepTimes.parse("1:20,8:22,10:26").seconds(num_tokens) == pytest.approx(ms / 1e3)
+    assert SimulatedTimes.parse("8:22,10:26").seconds(8) == pytest.approx(0.022)
+    assert SimulatedTimes.parse("1:20,8:22,10:26").seconds(num_tokens) == pytest.approx(ms / 1e3)
 
 
 def test_a_single_step_time_holds_for_all_numbers_of_tokens() -> None:
-    assert {StepTimes.parse("2.5").seconds(num_tokens) for num_tokens in (1, 7, 300)} == {0.0025}
+    assert {SimulatedTimes.parse("2.5").seconds(num_tokens) for num_tokens in (1, 7, 300)} == {0.0025}
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:2,3", "2:1,1:2", "0:1,2:3", "-1", "nan", "inf", "70000", "1:2:3"])
 def test_bad_step_times_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
-        StepTimes.parse(text)
+        SimulatedTimes.parse(text)
 
 
 def test_synthetic_tokens_are_never_end_ids() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.common.synthetic import StepTimes, next_id
+from betoken.common.synthetic import SimulatedTimes, next_id
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.drafters.synthetic.drafter import SyntheticDrafter
 from betoken.drafters.synthetic.settings import SyntheticSettings
@@ -47,7 +47,7 @@ def rounds(drafter: SyntheticDrafter, sequences: list[DraftSequence], num_rounds
 
 
 def test_acceptance_of_synthetic_drafts_is_the_given_one_by_position() -> None:
-    drafter, one = SyntheticDrafter(StepTimes.parse("0"), SyntheticSettings("0.9,0.5,0")), sequence()
+    drafter, one = SyntheticDrafter(SimulatedTimes.parse("0"), SyntheticSettings("0.9,0.5,0")), sequence()
     drafter.open(one)
     accepted = [num for num, *_ in rounds(drafter, [one], 4000)[1]]
     assert sum(num > 0 for num in accepted) / 4000 == pytest.approx(0.9, abs=0.02)
@@ -56,7 +56,7 @@ def test_acceptance_of_synthetic_drafts_is_the_given_one_by_position() -> None:
 
 
 def test_synthetic_drafts_do_not_depend_on_the_batch() -> None:
-    alone, together = SyntheticDrafter(StepTimes.parse("0")), SyntheticDrafter(StepTimes.parse("0"))
+    alone, together = SyntheticDrafter(SimulatedTimes.parse("0")), SyntheticDrafter(SimulatedTimes.parse("0"))
     ones, others = [sequence(1)], [sequence(1), sequence(2), sequence(3)]
     for drafter, sequences in ((alone, ones), (together, others)):
         for each in sequences:
@@ -67,7 +67,7 @@ def test_synthetic_drafts_do_not_depend_on_the_batch() -> None:
 
 @pytest.mark.parametrize("hit_rate", ["0", "0.7", "1"])
 def test_hits_of_synthetic_drafts_ahead_have_the_given_rate(hit_rate: str) -> None:
-    drafter, one = SyntheticDrafter(StepTimes.parse("0")), sequence(1, 3, hit_rate=hit_rate)
+    drafter, one = SyntheticDrafter(SimulatedTimes.parse("0")), sequence(1, 3, hit_rate=hit_rate)
     drafter.open(one)
     (_, first, _), *later = rounds(drafter, [one], 2000, is_ahead=True)[1]
     assert first is None and {num_ahead for _, num_ahead, _ in later} <= {0, 4}
@@ -76,7 +76,7 @@ def test_hits_of_synthetic_drafts_ahead_have_the_given_rate(hit_rate: str) -> No
 
 
 def test_a_synthetic_hit_is_pushed_with_the_key_of_the_actual_outcome() -> None:
-    drafter, one = SyntheticDrafter(StepTimes.parse("0")), sequence(1, 3, hit_rate="0.5")
+    drafter, one = SyntheticDrafter(SimulatedTimes.parse("0")), sequence(1, 3, hit_rate="0.5")
     drafter.open(one)
     num_hits = 0
     for _ in range(200):
@@ -100,7 +100,7 @@ def test_a_synthetic_hit_is_pushed_with_the_key_of_the_actual_outcome() -> None:
 
 
 def test_unknown_settings_of_synthetic_drafts_are_rejected() -> None:
-    drafter = SyntheticDrafter(StepTimes.parse("0"))
+    drafter = SyntheticDrafter(SimulatedTimes.parse("0"))
     for settings, field in (({"acceptance": "2"}, "acceptance"), ({"hit_rate": "x"}, "hit_rate"), ({"a": "1"}, "")):
         with pytest.raises(InvalidArgumentError, match=f"drafter.settings.?{field}"):
             drafter.open(sequence(**settings))

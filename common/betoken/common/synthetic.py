@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import isfinite
 
+from betoken.common.step_times import StepTimes
+
 PREFIX = "synthetic:"
 """First part of the model id of a synthetic target."""
 NUM_IDS = 64
@@ -51,14 +53,14 @@ def _mixed(*keys: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Times of a forward by its number of tokens."""
+class SimulatedTimes:
+    """Given times of a forward by its number of tokens."""
 
     points: tuple[tuple[int, float], ...]
     """Tokens, ascending, and milliseconds."""
 
     @classmethod
-    def parse(cls, text: str) -> StepTimes:
+    def parse(cls, text: str) -> SimulatedTimes:
         """Read a constant (`20`) or a table of tokens and times (`1:20,8:21.5,64:40`), milliseconds.
 
         Raises:
@@ -80,13 +82,11 @@ class StepTimes:
 
     def seconds(self, num_tokens: int) -> float:
         """Return the time of a forward: interpolated linearly, constant outside the table."""
-        (low, low_ms), *_ = self.points
-        for high, high_ms in self.points:
-            if num_tokens <= high:
-                share = (num_tokens - low) / (high - low) if high > low else 0.0
-                return max(0.0, low_ms + max(0.0, share) * (high_ms - low_ms)) * 1e-3
-            low, low_ms = high, high_ms
-        return low_ms * 1e-3
+        (first, _), (last, last_ms) = self.points[0], self.points[-1]
+        table = StepTimes(
+            [*((tokens, round(1e6 * ms)) for tokens, ms in self.points), (last + 1, round(1e6 * last_ms))]
+        )
+        return 1e-9 * table.ns(min(max(num_tokens, first), last))
 
 
 def probabilities(text: str) -> tuple[float, ...]:
@@ -124,7 +124,7 @@ class Simulation:
     """Times and drafts of a synthetic worker."""
 
     step_ms: str
-    """Time of a forward, milliseconds, or a table by tokens; see `StepTimes.parse`."""
+    """Time of a forward, milliseconds, or a table by tokens; see `SimulatedTimes.parse`."""
     link_ms: float = 0.0
     """Round trip that the link adds, milliseconds."""
     acceptance: str = "0.8"
@@ -151,7 +151,11 @@ class Simulation:
         made = cls(**given, link_ms=float(link_ms) if _is_number(link_ms) else -1.0)
         if not 0 <= made.link_ms <= MAX_STEP_MS:
             raise ValueError(f"link_ms = {link_ms}: must be 0 to {MAX_STEP_MS:g}")
-        for name, check in (("step_ms", StepTimes.parse), ("acceptance", probabilities), ("hit_rate", probability)):
+        for name, check in (
+            ("step_ms", SimulatedTimes.parse),
+            ("acceptance", probabilities),
+            ("hit_rate", probability),
+        ):
             try:
                 check(getattr(made, name))
             except ValueError as error:
@@ -159,9 +163,9 @@ class Simulation:
         return made
 
     @property
-    def times(self) -> StepTimes:
+    def times(self) -> SimulatedTimes:
         """Times of a forward."""
-        return StepTimes.parse(self.step_ms)
+        return SimulatedTimes.parse(self.step_ms)
 
 
 def _is_number(text: str) -> bool:

@@ -46,12 +46,6 @@ def test_many_sequences_draft_less_than_one() -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_an_overlapped_round_costs_the_longer_of_verifying_and_drafting() -> None:
-    plain, overlapped = RoundTime(0.1, 0.01, 0.02), RoundTime(0.1, 0.01, 0.02, is_overlapped=True)
-    assert plain.seconds(3, 3) == pytest.approx(0.19) and overlapped.seconds(3, 3) == pytest.approx(0.13)
-    assert draft_lengths([powers(0.7)], overlapped)[0] > draft_lengths([powers(0.7)], plain)[0]
-
-
 def test_position_acceptance_counts_the_first_rejected_token_and_none_after_it() -> None:
     acceptance = PositionAcceptance()
     for _ in range(3000):

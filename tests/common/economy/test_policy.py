@@ -5,7 +5,7 @@ import random
 import pytest
 
 from betoken.common.economy.policy import SpeculationPolicy, Step
-from betoken.common.economy.step_times import ForwardTimes
+from betoken.common.step_times import ForwardTimes
 
 
 class Streams:

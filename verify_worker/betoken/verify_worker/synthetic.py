@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from betoken.common.synthetic import NUM_IDS, PREFIX, StepTimes, next_id
+from betoken.common.synthetic import NUM_IDS, PREFIX, SimulatedTimes, next_id
 from betoken.engine.batch import Batch
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.forward import Forward, StepOutput
@@ -24,7 +24,7 @@ _MARGIN = 1e4
 """Logit of the chosen token; others have 0, which no noise, bias or penalty makes up for."""
 
 
-def simulated(runner: ModelRunner, times: StepTimes) -> ModelRunner:
+def simulated(runner: ModelRunner, times: SimulatedTimes) -> ModelRunner:
     """Return a runner of the same description whose forwards are simulated; model id and numerics say so.
 
     Raises:
@@ -54,7 +54,7 @@ class SyntheticForward:
     can_compile = False
     state_bytes = 0
 
-    def __init__(self, model: Forward, vocab_size: int, end_ids: Collection[int], times: StepTimes) -> None:
+    def __init__(self, model: Forward, vocab_size: int, end_ids: Collection[int], times: SimulatedTimes) -> None:
         """`model`: forward of the loaded model, whose parts and timed token counts are this one's."""
         self._model = model
         self._vocab_size = vocab_size

@@ -39,16 +39,13 @@ class RoundTime:
     """A draft token of all sequences; the drafter drafts them in one batch."""
     request_s: float = 0.0
     """Requesting a draft, drafting excluded."""
-    is_overlapped: bool = False
-    """Whether drafting runs next to the verification."""
 
     def seconds(self, num_tokens: int, longest: int) -> float:
         """Return the time with so many draft tokens in all, and so many of the sequence with most."""
         verify_s = self.decode_s + num_tokens * self.token_s
         if not longest:
             return verify_s
-        drafting_s = longest * self.draft_s + self.request_s
-        return max(verify_s, drafting_s) if self.is_overlapped else verify_s + drafting_s
+        return verify_s + longest * self.draft_s + self.request_s
 
 
 def draft_lengths(survivals: Sequence[Sequence[float]], time: RoundTime) -> list[int]:

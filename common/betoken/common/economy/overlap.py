@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from betoken.common.economy.means import DecayedMean
 from betoken.common.economy.speedup import RoundCosts, overlapped_round_time, synchronous_round_time
 
 NUM_TRIAL_ROUNDS = 24
@@ -21,16 +22,8 @@ _KEPT = 0.95
 """Weight of the past in a running average."""
 
 
-@dataclass(slots=True)
-class _Mean:
-    """A running average; a plain mean at first."""
-
-    value: float = 0.0
-    num: int = 0
-
-    def add(self, value: float) -> None:
-        self.num += 1
-        self.value += (value - self.value) * max(1.0 - _KEPT, 1.0 / self.num)
+def _mean() -> DecayedMean:
+    return DecayedMean(_KEPT)
 
 
 @dataclass(slots=True)
@@ -44,11 +37,11 @@ class OverlapPolicy:
     _num_left: int = NUM_TRIAL_ROUNDS
     """Rounds until the next change."""
     _pause: int = MIN_PAUSE_ROUNDS
-    _draft_s: _Mean = field(default_factory=_Mean)
+    _draft_s: DecayedMean = field(default_factory=_mean)
     """Wait for a draft that was not made ahead, per token."""
-    _num_tokens: _Mean = field(default_factory=_Mean)
-    _hits: _Mean = field(default_factory=_Mean)
-    _verify_s: dict[bool, _Mean] = field(default_factory=lambda: {False: _Mean(), True: _Mean()})
+    _num_tokens: DecayedMean = field(default_factory=_mean)
+    _hits: DecayedMean = field(default_factory=_mean)
+    _verify_s: dict[bool, DecayedMean] = field(default_factory=lambda: {False: _mean(), True: _mean()})
     """Wait for a verification result, by whether the round was overlapped."""
 
     def record(
@@ -77,11 +70,11 @@ class OverlapPolicy:
         """Expected speed of overlapped rounds over synchronous ones; before overlap was measured at best, with hits
         only; 1 = not known."""
         plain, overlapped = self._verify_s[False], self._verify_s[True]
-        num_tokens = round(self._num_tokens.value)
-        if not (plain.value > 0 and num_tokens):
+        num_tokens = round(self._num_tokens.mean)
+        if not (plain.mean > 0 and num_tokens):
             return 1.0
-        draft = self._draft_s.value / plain.value
-        hit_rate, verify = (self._hits.value, overlapped.value / plain.value) if self._hits.num else (1.0, 1.0)
+        draft = self._draft_s.mean / plain.mean
+        hit_rate, verify = (self._hits.mean, overlapped.mean / plain.mean) if self._hits.num else (1.0, 1.0)
         synchronous = synchronous_round_time(num_tokens, RoundCosts(draft))
         return synchronous / overlapped_round_time(num_tokens, RoundCosts(draft, verify), hit_rate)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from betoken.common.economy.draft_length import RoundTime, SequenceDraftLength
 from betoken.common.economy.expected_gain import ExpectedGain
 from betoken.common.economy.means import TimeDecayedRate
-from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
+from betoken.common.step_times import NO_TIMES, ForwardTimes
 
 _USUAL_STEP_S = 0.0025
 """Decode step of the times below, seconds; slower models have proportionally longer ones."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from betoken.common.economy.means import DecayedMean, TimeDecayedRate
-from betoken.common.economy.step_times import StepTimes
+from betoken.common.step_times import StepTimes
 
 _STEP_DECAY = 0.98
 """Weight of the past, per forward."""

@@ -7,7 +7,7 @@ drafts it simulates drafting ahead: K + 1 forwards, after which the verification
 import time
 from dataclasses import dataclass
 
-from betoken.common.synthetic import StepTimes, is_drawn, next_id, other_id, probabilities, probability
+from betoken.common.synthetic import SimulatedTimes, is_drawn, next_id, other_id, probabilities, probability
 from betoken.drafters.drafter import Drafted, DraftedAhead, DraftSequence
 from betoken.drafters.synthetic.settings import SyntheticSettings
 
@@ -46,7 +46,7 @@ class _State:
 class SyntheticDrafter:
     """An `AheadDrafter` without a model."""
 
-    def __init__(self, times: StepTimes, settings: SyntheticSettings | None = None) -> None:
+    def __init__(self, times: SimulatedTimes, settings: SyntheticSettings | None = None) -> None:
         """`settings`: defaults of sequences without their own."""
         self._times = times
         self._settings = settings or SyntheticSettings()

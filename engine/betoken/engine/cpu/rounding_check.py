@@ -78,6 +78,6 @@ def _compare(path: str, results: Tensor, expected: Tensor) -> None:
     difference = (ours - expected).abs().mean().item()
     if not difference <= limit:
         raise ModelRefusedError(
-            f"{path}: int8 activations give results {difference:.3g} from those of rounded rows on average"
+            f"{path}: int8 activations give results {difference:.3g} from their definition on average"
             f" (limit {limit:.3g})"
         )

@@ -113,15 +113,7 @@ class CpuKernels:
         Raises:
             BuildError, OSError: that is impossible.
         """
-        global _has_grouped
-        with _lock:
-            if not _has_grouped:
-                library = build(GROUPED_LIBRARY, self._cache_dir)
-                share = ctypes.CDLL(str(library)).betoken_share_pool
-                share.argtypes = [ctypes.c_void_p]
-                share(self._library.betoken_pool())
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-                _has_grouped = True
+        self._load_operators(GROUPED_LIBRARY, "betoken_share_pool")
 
     def load_int8(self) -> None:
         """Load the operators on weights of few bits and rows rounded to int8; compiled on first use.
@@ -129,15 +121,18 @@ class CpuKernels:
         Raises:
             BuildError, OSError: that is impossible.
         """
-        global _has_int8
+        self._load_operators(INT8_LIBRARY, "betoken_share_int8_pool")
+
+    def _load_operators(self, library: Library, share_name: str) -> None:
+        """Load operators that run on this library's threads; `share_name`: the function that takes them."""
         with _lock:
-            if not _has_int8:
-                library = build(INT8_LIBRARY, self._cache_dir)
-                share = ctypes.CDLL(str(library)).betoken_share_int8_pool
+            if library.name not in _loaded_operators:
+                path = build(library, self._cache_dir)
+                share = getattr(ctypes.CDLL(str(path)), share_name)
                 share.argtypes = [ctypes.c_void_p]
                 share(self._library.betoken_pool())
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-                _has_int8 = True
+                torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+                _loaded_operators.add(library.name)
 
     def load_recurrent(self) -> ctypes.CDLL:
         """Load the operators on recurrent states; compiled on first use.
@@ -195,8 +190,8 @@ class CpuCache:
 
 
 _loaded: CpuKernels | None = None
-_has_grouped = False
-_has_int8 = False
+_loaded_operators: set[str] = set()
+"""Names of the libraries whose operators this process has."""
 _failure: str | None = None
 _lock = Lock()
 

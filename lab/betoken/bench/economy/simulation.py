@@ -14,7 +14,6 @@ from betoken.bench.economy.machine import Machine
 from betoken.bench.economy.recorded import Costs, Text
 from betoken.bench.economy.verifying import Load, VerifyService
 from betoken.common.economy.policy import SpeculationPolicy
-from betoken.common.economy.step_times import ForwardTimes, StepTimes
 from betoken.common.economy.terms import (
     MAX_DRAFT_TOKENS,
     USUAL_DRAFT_TOKENS,
@@ -24,6 +23,7 @@ from betoken.common.economy.terms import (
     row_seconds,
     terms_at,
 )
+from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.drafters.drafter import Drafted, DraftSequence
 from betoken.router.round.round_loop import NUM_GRANTED_STEPS
 from betoken.router.round.step_timer import StepTimer

@@ -62,7 +62,7 @@ class Rivals:
             self.answers[name] += answers
 
     def num_equal(self, name: str) -> int:
-        """Answers that equal those of the same engine without speculation."""
+        """Count answers equal to the same engine's without speculation."""
         plain = self.answers.get(f"{name.split()[0]} none", [])
         return sum(one.text == other.text for one, other in zip(self.answers[name], plain, strict=False))
 
@@ -164,7 +164,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--streams", nargs="+", type=positive, default=[1, 8], help="requests at once")
     add("--max-new-tokens", type=positive, default=128, help="tokens of an answer")
     add("--context", type=positive, default=2048, help="tokens of a request in llama.cpp, its answer among them")
-    add("--threads", type=positive, default=num_cores(), help="of every engine, and of every model of ours")
+    add(
+        "--threads",
+        type=positive,
+        default=num_cores(),
+        help="CPU threads of each engine; Betoken uses as many for each model",
+    )
     add("--drafters", nargs="+", choices=tuple(OURS), default=list(OURS), help="our sides")
     add("--llama-server", type=Path, help="llama.cpp's server; without it, it is left out")
     add("--llama-kinds", nargs="+", choices=tuple(LLAMA_KINDS), default=list(LLAMA_KINDS), help="its sides")

@@ -1,6 +1,6 @@
-"""Servers of the comparison: ours, llama.cpp's, and OpenVINO GenAI in a process of its own.
+"""Servers of the comparison: Betoken, llama.cpp, and OpenVINO GenAI in a separate process.
 
-Each side of a server answers one prompt: text, tokens and, of ours, tokens per forward. A server may have several.
+A side answers one prompt at a time. A Betoken server has a side for each drafter.
 """
 
 import json
@@ -55,7 +55,7 @@ class Answer:
     text: str
     num_tokens: int
     tokens_per_forward: float | None = None
-    """Output tokens per forward of the target, where the server reports it."""
+    """Output tokens per forward of the target; None = not reported."""
 
 
 Side = Callable[[str], Answer]
@@ -88,7 +88,7 @@ def ask(endpoint: Endpoint, load: Load, prompt: str, options: Mapping[str, Any])
 
 @contextmanager
 def our_sides(load: Load, drafters: Mapping[str, Any], options: Mapping[str, list[str]]) -> Iterator[dict[str, Side]]:
-    """Sides of one local service of ours, by name of its drafter; `options` are further ones by service."""
+    """Sides of one local deployment, by drafter name; `options`: further command-line options by service."""
     config = LocalServicesConfig(
         target=str(load.target),
         draft=str(load.draft),

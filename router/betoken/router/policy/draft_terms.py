@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from betoken.common.economy.step_times import ForwardTimes, StepTimes
 from betoken.common.economy.terms import DraftTerms, row_seconds, terms_at
+from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.v1 import draft_pb2
 from betoken.v1.types_pb2 import Load
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from betoken.common.economy.draft_length import SequenceDraftLength
 from betoken.common.economy.policy import SpeculationPolicy
-from betoken.common.economy.step_times import ForwardTimes
 from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
+from betoken.common.step_times import ForwardTimes
 from betoken.router.workers.draft import Draft
 
 
 class AdaptiveLength:
-    """Draft length of one request, decided together with those of the other running sequences."""
+    """Draft length of one request, decided for all running sequences together."""
 
     def __init__(self, num_draft_tokens: int, policy: SpeculationPolicy | None) -> None:
         """`num_draft_tokens`: the request's; 0 = adaptive. `policy`: None = five tokens."""

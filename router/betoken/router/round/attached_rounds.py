@@ -9,8 +9,8 @@ import time
 from collections import Counter
 
 from betoken.common.economy.policy import PolicyState, SpeculationPolicy, Step
-from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
 from betoken.common.economy.terms import USUAL_DRAFT_TOKENS
+from betoken.common.step_times import NO_TIMES, ForwardTimes
 from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.verify_requests import Grant

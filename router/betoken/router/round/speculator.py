@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from betoken.common.economy.policy import PolicyState, SpeculationPolicy
-from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
 from betoken.common.economy.terms import MAX_DRAFT_TOKENS
 from betoken.common.errors import (
     BetokenError,
@@ -20,6 +19,7 @@ from betoken.common.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
+from betoken.common.step_times import NO_TIMES, ForwardTimes
 from betoken.router.policy.draft_terms import draft_terms, terms_entry
 from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest

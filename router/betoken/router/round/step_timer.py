@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from betoken.common.economy.policy import SpeculationPolicy, Step
-from betoken.common.economy.step_times import NO_TIMES, ForwardTimes
+from betoken.common.step_times import NO_TIMES, ForwardTimes
 
 
 class _Asked(Enum):

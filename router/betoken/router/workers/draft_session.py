@@ -124,14 +124,21 @@ class DraftSession:
             await self._mailbox.get(timeout_s)  # is there: guesses at what has been decided by now
         self._is_late = self._is_pending = False
         commits, self._commits = self._commits, []
-        key, how = (base_length, next_id), (takes_trees, terms, num_outcomes)
-        request = _request(self.sequence_id, key, num_tokens, *how)
+        key = base_length, next_id
+        request = DraftRequest(
+            sequence_id=self.sequence_id,
+            base_length=base_length,
+            next_id=next_id,
+            num_tokens=num_tokens,
+            takes_trees=takes_trees,
+            terms=terms,
+            num_outcomes=num_outcomes,
+        )
         asked_ns, asked_s = time.perf_counter_ns(), time.monotonic()
         max_tokens = terms.max_tokens if terms is not None else num_tokens
         pushed = self._take_pushed(key, max_tokens, vocab_size)
         self._host.ask(commits, request)
         if pushed is not None:
-            self._surplus = key
             return pushed
         try:
             block = await self._mailbox.get(timeout_s)
@@ -140,11 +147,8 @@ class DraftSession:
             self._is_late = may_be_late
             kind = DraftLateError if may_be_late else DraftTimeoutError
             raise kind(f"no draft within {timeout_s:.3g} s") from None
-        if (block.base_length, block.next_id) != key:
-            given = f"length {block.base_length} and next id {block.next_id}"
-            raise DraftFailedError(f"a draft for {given}, not {base_length} and {next_id}")
-        elapsed_ns = time.perf_counter_ns() - asked_ns
-        draft = usable_draft(block, max_tokens, vocab_size, takes_trees, elapsed_ns)
+        _check_key(block, key)
+        draft = usable_draft(block, max_tokens, vocab_size, takes_trees, time.perf_counter_ns() - asked_ns)
         if self._has_probs and block.draft_probs:
             return draft._replace(probs=usable_probs(block, draft.ids, vocab_size))
         return draft
@@ -155,7 +159,10 @@ class DraftSession:
         block = self._ahead.get(key) if self._surplus is None else None
         self._ahead.clear()
         draft = usable_draft(block, num_tokens, vocab_size, False, 0) if block is not None else None
-        return draft if draft is not None and draft.ids else None
+        if draft is None or not draft.ids:
+            return None
+        self._surplus = key
+        return draft
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
@@ -183,20 +190,8 @@ class DraftSession:
         self._mailbox.fail(error)
 
 
-def _request(
-    sequence_id: int,
-    key: tuple[int, int],
-    num_tokens: int,
-    takes_trees: bool,
-    terms: DraftTerms | None,
-    num_outcomes: int,
-) -> DraftRequest:
-    return DraftRequest(
-        sequence_id=sequence_id,
-        base_length=key[0],
-        next_id=key[1],
-        num_tokens=num_tokens,
-        takes_trees=takes_trees,
-        terms=terms,
-        num_outcomes=num_outcomes,
-    )
+def _check_key(block: DraftedBlock, key: tuple[int, int]) -> None:
+    """Raise DraftFailedError unless the draft is for a text of this length and last id."""
+    if (block.base_length, block.next_id) != key:
+        given = f"length {block.base_length} and next id {block.next_id}"
+        raise DraftFailedError(f"a draft for {given}, not {key[0]} and {key[1]}")

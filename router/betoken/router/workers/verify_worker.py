@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from betoken.common.economy.means import DecayedMean
-from betoken.common.economy.step_times import ForwardTimes, StepTimes
 from betoken.common.errors import (
     BetokenError,
     FailedPreconditionError,
@@ -18,6 +17,7 @@ from betoken.common.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.router.policy.draft_terms import forward_times
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.request.worker_identity import WorkerIdentity
