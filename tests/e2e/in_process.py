@@ -24,6 +24,7 @@ from betoken.router.servicer import GenerationServicer
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkServicer
+from betoken.rpc.server import PING_OPTIONS
 from betoken.v1 import draft_pb2_grpc, generation_pb2_grpc, verify_pb2_grpc
 from betoken.v1.draft_pb2 import DraftLinkResponse
 from betoken.v1.types_pb2 import WorkerHello
@@ -84,7 +85,7 @@ def save_pair(folder: Path, family: str = "llama") -> None:
 
 @asynccontextmanager
 async def served(register_servicer: Callable[[Any], None]) -> AsyncIterator[str]:
-    server = grpc.aio.server(interceptors=[TypedDecoding()])
+    server = grpc.aio.server(interceptors=[TypedDecoding()], options=PING_OPTIONS)
     register_servicer(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

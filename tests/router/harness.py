@@ -23,6 +23,7 @@ from betoken.router.text.chat import Chat
 from betoken.router.text.tokenizer import Tokenizer
 from betoken.rpc.decoding import TypedDecoding
 from betoken.rpc.link import LinkOptions
+from betoken.rpc.server import PING_OPTIONS
 from betoken.testing.fake_draft_worker import FakeDraftWorker, draft_hello
 from betoken.testing.fake_model import FakeModel, sequence
 from betoken.testing.fake_verify_worker import FakeVerifyWorker, verify_hello
@@ -251,7 +252,9 @@ async def running_cluster(
     } | settings
     router = cluster.router = Router(router_settings(**options), tokenizer, LINK_OPTIONS)
     scopes = RequestScopes(router)
-    server = cluster.server = grpc.aio.server(interceptors=[KeysFirst(router.keys, scopes.refuse), TypedDecoding()])
+    server = cluster.server = grpc.aio.server(
+        interceptors=[KeysFirst(router.keys, scopes.refuse), TypedDecoding()], options=PING_OPTIONS
+    )
     add_GenerationServiceServicer_to_server(GenerationServicer(router, scopes), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from betoken.rpc.link import LinkCallbacks, LinkOptions, LinkServicer, LoadingServicer, OutboxLimits, VerifyLink
+from betoken.rpc.server import PING_OPTIONS
 from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
@@ -99,7 +100,7 @@ def start_worker(stack: AsyncExitStack) -> Callable[..., Awaitable[Worker]]:
     async def start(
         port: int = 0, hello: WorkerHello = HELLO, early: LoadingServicer | None = None, **options: Any
     ) -> Worker:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *PING_OPTIONS])
         handler = EchoHandler()
         servicer = LinkServicer(lambda: hello, handler, VerifyLinkResponse, **options)
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(early or servicer, server)

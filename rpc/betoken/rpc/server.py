@@ -38,6 +38,15 @@ MIN_PING_INTERVAL_S = 5.0
 """Clients that ping an idle connection more often are disconnected."""
 _KEEPALIVE_TIME_S = 20.0
 _KEEPALIVE_TIMEOUT_S = 10.0
+PING_OPTIONS = (
+    ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
+    ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Five minutes by default: gRPC then ends an idle link at its third ping.
+    ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
+)
+"""Options of a server that links and clients keep open while they are idle."""
 _PENDING_SHARE = 1.125
 """Queue limit as a multiple of `max_calls`. Calls within it are rejected with a retry delay; gRPC cancels calls
 beyond it. A queued call takes 25 KB, even after a reset."""
@@ -273,17 +282,13 @@ def _server_options(settings: ServiceSettings, max_connection_age_s: float) -> l
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.max_receive_message_length", settings.max_request_bytes),
-        ("grpc.keepalive_time_ms", int(_KEEPALIVE_TIME_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(_KEEPALIVE_TIMEOUT_S * 1000)),  # what counts; a minute by default
-        ("grpc.keepalive_permit_without_calls", 1),
+        *PING_OPTIONS,
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.max_concurrent_streams", settings.max_connection_streams),
         ("grpc.server.max_pending_requests", max_pending),
         ("grpc.server.max_pending_requests_hard_limit", max_pending),
         # After 30 s by default it cancels, without a word, what the event loop has not looked at yet.
         ("grpc.server_max_unrequested_time_in_server", _MAX_UNLOOKED_S),
-        ("grpc.http2.min_ping_interval_without_data_ms", int(MIN_PING_INTERVAL_S * 1000)),
     ]
     if max_connection_age_s:  # calls under way go on: gRPC's own grace has no end
         options.append(("grpc.max_connection_age_ms", math.ceil(max_connection_age_s * 1000)))

@@ -24,6 +24,10 @@ _RESOLVED = [
 """Sampling fields that a router sets in every request."""
 LOOPBACK = "127.0.0.1"
 _starts = itertools.count(1)
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # by default an idle link ends at its third ping
+)
 
 
 class FakeLink:
@@ -77,7 +81,7 @@ class FakeWorker(ABC):
     async def start(self) -> None:
         """Serve; on the same port as before after `kill`."""
         self.hello.worker_id = f"fake-{next(_starts)}"
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=_OPTIONS)
         self._register(self._server)
         if self.credentials is None:
             self.port = self._server.add_insecure_port(self.address)
