@@ -30,6 +30,7 @@ from betoken.bench.rivals.servers import (
     OPENVINO_KINDS,
     Answer,
     Load,
+    OurConfig,
     Side,
     llama_side,
     openvino_side,
@@ -142,7 +143,13 @@ def measure(options: argparse.Namespace) -> int:
 def _started(options: argparse.Namespace, load: Load, stack: ExitStack) -> dict[str, Side]:
     """All sides by name, with their servers running until the end of `stack`."""
     ours = {name: OURS[name] for name in options.drafters}
-    sides = dict(stack.enter_context(our_sides(load, ours, {"verify": options.verify_options})))
+    config = OurConfig(
+        verify_threads=options.verify_threads or options.threads,
+        draft_threads=options.draft_threads or options.threads,
+        verify_options=options.verify_options,
+        router_options=options.router_options,
+    )
+    sides = dict(stack.enter_context(our_sides(load, ours, config)))
     if options.llama_server is not None:
         for kind in options.llama_kinds:
             sides[f"llama.cpp {kind}"] = stack.enter_context(llama_side(load, options.llama_server, kind))
@@ -174,7 +181,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--llama-server", type=Path, help="llama.cpp's server; without it, it is left out")
     add("--llama-kinds", nargs="+", choices=tuple(LLAMA_KINDS), default=list(LLAMA_KINDS), help="its sides")
     add("--openvino-python", type=Path, help="a Python with openvino-genai, for one stream")
+    add("--verify-threads", type=positive, help="threads of our target model (default: --threads)")
+    add("--draft-threads", type=positive, help="threads of our draft model (default: --threads)")
     add("--verify-options", nargs="*", default=[], help="further options of our verify worker, each as --name=value")
+    add("--router-options", nargs="*", default=[], help="further options of our router, for example --overlap=on")
     return parser.parse_args(arguments)
 
 

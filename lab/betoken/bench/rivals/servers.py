@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,20 +86,31 @@ def ask(endpoint: Endpoint, load: Load, prompt: str, options: Mapping[str, Any])
     return Answer(text, num_tokens, per_forward)
 
 
+@dataclass(frozen=True, slots=True)
+class OurConfig:
+    """Options of our services."""
+
+    verify_threads: int
+    draft_threads: int
+    verify_options: Sequence[str] = ()
+    """Further command-line options of the verify worker."""
+    router_options: Sequence[str] = ()
+    """Further command-line options of the router."""
+
+
 @contextmanager
-def our_sides(load: Load, drafters: Mapping[str, Any], options: Mapping[str, list[str]]) -> Iterator[dict[str, Side]]:
-    """Sides of one local deployment, by drafter name; `options`: further command-line options by service."""
+def our_sides(load: Load, drafters: Mapping[str, Any], ours: OurConfig) -> Iterator[dict[str, Side]]:
+    """Sides of one local deployment, by drafter name."""
     config = LocalServicesConfig(
         target=str(load.target),
         draft=str(load.draft),
         attached_drafters=["ngram"],
-        verify_threads=load.threads,
-        draft_threads=load.threads,
+        verify_threads=ours.verify_threads,
+        draft_threads=ours.draft_threads,
         prefix_caching=False,  # every side is asked the same prompts
         http_port=0,
-        verify_options=options.get("verify", []),
-        draft_options=options.get("draft", []),
-        router_options=options.get("router", []),
+        verify_options=ours.verify_options,
+        router_options=ours.router_options,
     )
     with LocalServices(config) as services:
         endpoint = Endpoint(f"http://{services.services['gateway'].address}")
