@@ -85,6 +85,20 @@ def test_info_shows_the_memory_of_workers_by_kind(router) -> None:
     assert "weights 986.0 MB, KV pages 1073.7 MB, other 512.3 MB" in shown
 
 
+@pytest.mark.parametrize("mask_token_id", [0, 151665])
+def test_info_shows_the_mask_token_of_a_parallel_drafter(router, mask_token_id: int) -> None:
+    hello = types_pb2.WorkerHello(role="draft", drafters=["model"], mask_token_id=mask_token_id)
+    other = pb.WorkerInfo(address="a:2", state="ready", hello=types_pb2.WorkerHello(role="draft", drafters=["ngram"]))
+    workers = [pb.WorkerInfo(address="a:1", state="ready", hello=hello), other]
+    answer = pb.GetModelInfoResponse(model="m", draft_workers=workers)
+    router.will(answer)
+    shown = run("info", "--address", router.address).stdout
+    assert f"PARD, one forward per draft, mask token {mask_token_id}\n" in shown
+    router.will(answer)
+    reported = json.loads(run("info", "--json", "--address", router.address).stdout)["draft_workers"]
+    assert [worker["mask_token_id"] for worker in reported] == [mask_token_id, None]
+
+
 def test_info_shows_the_progress_of_a_loading_worker(router) -> None:
     worker = pb.WorkerInfo(address="a:1", state="loading", detail="packing weights", loading_fraction=0.43)
     router.will(pb.GetModelInfoResponse(verify_workers=[worker]))

@@ -23,6 +23,7 @@ from betoken.rpc.link.commands import CloseLink
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.harness import RecordingSink, request
+from tests.drafters.parallel import MASK, save_pard
 from tests.engine.tiny import save_tiny
 from tests.router.harness import byte_tokenizer_json
 
@@ -131,6 +132,29 @@ def test_the_handshake_has_the_tokenizer_of_whichever_model_has_one(tiny, tmp_pa
     runner = load_drafters(settings(str(target), tmp_path, drafters=("model",)), no_progress).runners[0]
     assert hello.tokenizer_hash == runner.info.tokenizer_hash != ""
     assert hello.draft_context == runner.info.max_context > 0
+
+
+@pytest.mark.parametrize("drafters", [("model",), ("fused", "ngram", "staged")])
+def test_the_handshake_has_the_mask_token_of_a_pard_model(tmp_path, drafters, caplog):
+    directory, hello = save_pard(tmp_path, spd_type="pard2", pard2=True), WorkerHello()
+    with caplog.at_level("INFO", "betoken.drafters"):
+        _load(settings(directory, tmp_path, drafters=drafters), DraftResults(), hello, [])
+    assert hello.mask_token_id == MASK
+    assert f"model drafts in parallel (PARD): one forward per draft, mask token {MASK}" in caplog.text
+
+
+@pytest.mark.parametrize("drafters", [("early_exit",), ("lookahead",), ("ngram",)])
+def test_other_drafters_of_a_pard_model_are_not_parallel(tmp_path, drafters):
+    directory, hello = save_pard(tmp_path), WorkerHello()
+    asked = settings(directory, tmp_path, drafters=drafters, early_exit_model=directory)
+    _load(asked, DraftResults(), hello, [])
+    assert not hello.HasField("mask_token_id")
+
+
+def test_a_pard_token_outside_the_vocabulary_stops_the_worker(tmp_path):
+    directory = save_pard(tmp_path, pard_token=101)
+    with pytest.raises(FailedPreconditionError, match=r"--model = .*: pard_token: 101 is not an integer in \[0, 101\)"):
+        load_drafters(settings(directory, tmp_path, drafters=("model",)), no_progress)
 
 
 def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):

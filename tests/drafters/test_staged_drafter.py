@@ -7,7 +7,7 @@ import pytest
 from betoken.common.errors import InvalidArgumentError
 from betoken.draft_worker.commands import Commit
 from betoken.draft_worker.core import DraftCore
-from betoken.drafters.model import drafter as model_drafter
+from betoken.drafters.model import tokens as draft_tokens
 from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.settings import NgramSettings
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
@@ -118,7 +118,7 @@ def test_a_failed_forward_leaves_no_tree_with_unwritten_rows(bench, monkeypatch,
     bench.open(2, [4, 5, 6], "model", max_branches="2")
     for n in (1, 2):
         bench.core.apply(request(bench.core, n, 6, 0, takes_trees=True))
-    where, name = (bench.runner, "forward") if is_forward else (model_drafter, "choose_tokens")
+    where, name = (bench.runner, "forward") if is_forward else (draft_tokens, "choose_tokens")
     monkeypatch.setattr(where, name, failing(getattr(where, name)))
     drafts = bench.draft()  # looks at every id whose KV counts as written
     assert sorted(map(bool, drafts.values())) == [False, True]
@@ -137,7 +137,7 @@ def test_a_failed_sampling_costs_one_round_and_leaves_no_pending_work(bench, mon
             raise faults.pop()
         return choose_tokens(logits, groups)
 
-    monkeypatch.setattr(model_drafter, "choose_tokens", choose)
+    monkeypatch.setattr(draft_tokens, "choose_tokens", choose)
     drafts = bench.draft(1, 2)
     assert not bench.core.has_work
     assert drafts == {1: bench.runner.complete([1, 2, 3], 4), 2: []}

@@ -33,10 +33,18 @@ FURTHER = [
     "float32-t0.8-ngram_chain@attached-k4-c1",
 ]
 """Cells whose drafters, lengths, temperatures and services occur in other cells, too."""
+PARALLEL = [
+    "float32-t0-pard-k8-c1",
+    "float32-t0-pard-k1-c8",
+    "float32-t0.8-pard-k4-c8",
+    "float32-t0.8-pard_tree-k8-c8",
+    "bfloat16-t0.8-pard-k4-c8-preemption",
+]
+"""Cells of a PARD model, which was not trained as one."""
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cells", [CELLS, *slow(FURTHER)], ids=["default", "further"])
+@pytest.mark.parametrize("cells", [CELLS, PARALLEL, *slow(FURTHER)], ids=["default", "parallel", "further"])
 def test_eight_prompts_of_the_identity_matrix_have_equal_tokens(
     cells: list[str], pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

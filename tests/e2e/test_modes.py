@@ -1,6 +1,7 @@
 """Verification by rejection and by typicality, end to end: named, repeatable, and what they promise."""
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from scipy import stats
 
 from betoken.bench.stack import Stack
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
-from tests.e2e.in_process import save_pair, services
+from tests.e2e.in_process import VOCAB_SIZE, save_pair, services
 from tests.products import covering, slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,6 +27,17 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Asyn
     """A client of services with a tiny random pair."""
     folder = tmp_path_factory.mktemp("tiny")
     save_pair(folder)
+    async with services(folder) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pard_client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncClient]:
+    """A client of services whose draft model is a PARD checkpoint."""
+    folder = tmp_path_factory.mktemp("pard")
+    save_pair(folder)
+    config = folder / "draft" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": VOCAB_SIZE - 1}))
     async with services(folder) as connected:
         yield connected
 
@@ -83,6 +95,16 @@ async def test_typical_accepts_more_than_the_equality_test(client: AsyncClient) 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", *slow("fused")])  # fused lets its first source draft
 async def test_rejection_samples_the_target_s_distribution(client: AsyncClient, drafter: str) -> None:
+    await assert_distributed(client, drafter)
+
+
+async def test_rejection_of_parallel_drafts_samples_the_target_s_distribution(pard_client: AsyncClient) -> None:
+    (worker,) = (await pard_client.model_info()).draft_workers
+    assert worker.mask_token_id == VOCAB_SIZE - 1
+    await assert_distributed(pard_client, "model")
+
+
+async def assert_distributed(client: AsyncClient, drafter: str) -> None:
     """The first token, drafted and judged, over many seeds, against the best logprobs the target itself reports."""
     prompt = await repeating_prompt(client)
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 8, "max_new_tokens": 2}

@@ -85,6 +85,10 @@ def _model_table(model: ModelInfo) -> Table:
     if model.default_drafter:
         number = model.default_num_draft_tokens or "adaptive"
         grid.add_row("default", f"{model.default_drafter}, draft tokens a round: {number}")
+    masks = {worker.mask_token_id for worker in model.draft_workers if worker.mask_token_id is not None}
+    if masks:
+        told = ", ".join(map(str, sorted(masks)))
+        grid.add_row("parallel drafts", f"PARD, one forward per draft, mask token {told}")
     if model.num_overlap_outcomes:
         grid.add_row("overlapped rounds", f"draft ahead for {model.num_overlap_outcomes} outcomes")
     for policy in model.speculation_policies:

@@ -93,12 +93,16 @@ class WorkerStatus:
     """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
     is_synthetic: bool
     """Whether it simulates its model: tokens, acceptance and times are made up."""
+    mask_token_id: int | None
+    """Mask token of a draft worker's PARD model, which drafts all tokens of a round in one forward; None without."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
         hello = message.hello
         costs = tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs)
-        return from_message(cls, message, hello, message.load, role=hello.role or role, step_costs=costs)
+        mask = hello.mask_token_id if hello.HasField("mask_token_id") else None
+        given = {"role": hello.role or role, "step_costs": costs, "mask_token_id": mask}
+        return from_message(cls, message, hello, message.load, **given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,12 @@ class Hosted:
     page_tables: list[PageTable] = field(default_factory=list)
     """Page tables of the loaded models; a reload changes them."""
 
+    @property
+    def mask_token_id(self) -> int | None:
+        """Mask token of the PARD model that drafts; None without one."""
+        masks = (getattr(self.drafters[name], "mask_token_id", None) for name in self.drafters if name in SPECS)
+        return next((mask for mask in masks if mask is not None), None)
+
 
 def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     """The drafters of the settings.

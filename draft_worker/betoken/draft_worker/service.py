@@ -109,6 +109,7 @@ def _load(
             max_draft_tokens=settings.max_draft_tokens,
             page_size=settings.page_size,
             is_synthetic=bool(settings.synthetic),
+            mask_token_id=hosted.mask_token_id,
             weight_bytes=weight_bytes,
             kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
             other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),

@@ -70,6 +70,11 @@ class DraftSequence:
     def __post_init__(self) -> None:
         self.ids = [*self.prompt_ids, *self.output_ids]
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end the answer; nothing follows them."""
+        return () if self.params.ignore_eos else self.params.eos_token_ids
+
     def commit(self, ids: Sequence[int]) -> None:
         """Append decided ids."""
         self.ids.extend(ids)

@@ -31,3 +31,5 @@ class ModelInfo:
     """The checkpoint's directory or file."""
     media_token_ids: tuple[int, ...] = ()
     """Ids that stand for pieces of images, sound or video, which are not served."""
+    mask_token_id: int | None = None
+    """Mask token of a PARD drafter, which predicts several tokens in one forward; None for other models."""

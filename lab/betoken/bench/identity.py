@@ -23,6 +23,7 @@ from betoken.bench.machine import describe_hardware, describe_versions
 from betoken.bench.matrix import FUSED, TOP_P, WITH_WEIGHTS, Cell, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.near_tie import MAX_GAP
+from betoken.bench.pard import make_pard
 from betoken.bench.prompts import OWN_PROMPTS, fingerprint, load_prompts
 from betoken.bench.stored_targets import STORED, StoredTarget, make_stored
 from betoken.engine.weights.sources import open_source
@@ -66,7 +67,10 @@ def _run(options: argparse.Namespace) -> int:
     }
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
-    config = RunnerConfig(stored.target, options.draft, *shared, weights, stored.dequantised)
+    pard = options.pard
+    if not pard and any(cell.drafting.is_parallel for cell in cells):
+        pard = make_pard(options.draft, options.out / "pard")
+    config = RunnerConfig(stored.target, options.draft, *shared, weights, stored.dequantised, pard)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
     summary = summarize(cells, store) | {"left_out": left_out, "stored": options.stored}
@@ -131,6 +135,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--target", required=True, help="target model: directory or hub id")
     add("--stored", choices=STORED, default="", help="store the target's weights in this format, next to the results")
     add("--draft", required=True, help="draft model: directory or hub id")
+    add("--pard", default="", help="PARD draft model (default: --draft with an untrained mask token)")
     add("--prompts", type=Path, default=OWN_PROMPTS, help=".jsonl or .jsonl.gz with `prompt` or `turns` (default: own)")
     add("--limit", type=positive, help="only the first N prompts")
     add("--max-new-tokens", type=positive, default=128, help="tokens per answer")

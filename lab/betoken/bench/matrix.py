@@ -37,12 +37,16 @@ class Drafting:
     settings: tuple[tuple[str, str], ...] = ()
     is_attached: bool = False
     """Whether the verify worker runs it."""
+    is_parallel: bool = False
+    """Whether its model is a PARD checkpoint."""
 
 
 NO_DRAFTING = Drafting(NO_DRAFTER, NO_DRAFTER)
 DRAFTINGS = (
     *(Drafting(name, name) for name in DRAFTERS),
     Drafting("model_tree", "model", (("max_branches", "3"),)),
+    Drafting("pard", "model", is_parallel=True),
+    Drafting("pard_tree", "model", (("max_branches", "3"),), is_parallel=True),
     Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
     Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
@@ -129,7 +133,8 @@ class Cell:
     def services(self) -> "ServiceSet":
         """The services that it runs on."""
         attached = self.drafting.drafter if self.drafting.is_attached else ""
-        return ServiceSet(self.dtype, self.has_few_pages, attached, self.disturbance is Disturbance.VERIFY_KILLED)
+        has_spare = self.disturbance is Disturbance.VERIFY_KILLED
+        return ServiceSet(self.dtype, self.has_few_pages, attached, has_spare, self.drafting.is_parallel)
 
 
 class ServiceSet(NamedTuple):
@@ -142,6 +147,8 @@ class ServiceSet(NamedTuple):
     none."""
     has_spare: bool
     """Whether a second verify worker runs no drafter."""
+    is_parallel: bool
+    """Whether the draft model is a PARD checkpoint."""
 
 
 def all_cells() -> list[Cell]:
@@ -167,6 +174,9 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["pard"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["pard_tree"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["pard"], disturbance=Disturbance.DRAFT_KILLED)
     for name in ("ngram@attached", "fused@attached", *WITH_WEIGHTS):
         yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
         yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.VERIFY_KILLED)

@@ -47,6 +47,8 @@ class RunnerConfig:
     """Weights of attached drafters that have some, by their names."""
     dequantised: str = ""
     """Model for `generate()` instead of the target; empty for the target itself."""
+    pard: str = ""
+    """PARD checkpoint of the draft model."""
 
 
 class MatrixRunner:
@@ -91,7 +93,7 @@ class MatrixRunner:
         names = (attached, "ngram", *config.weights) if attached == FUSED else (attached,) if attached else ()
         return LocalServicesConfig(
             target=config.target,
-            draft=config.draft,
+            draft=config.pard if services.is_parallel else config.draft,
             drafters=() if attached else drafters,
             attached_drafters=names,
             num_verify_workers=1 + services.has_spare,

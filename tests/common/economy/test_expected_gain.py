@@ -53,6 +53,25 @@ def test_a_models_gain_is_that_of_its_best_length() -> None:
     assert learnt_of_model(0.3, 0.036).gain(1, 0.109, 0.016, 0) < 0
 
 
+@pytest.mark.parametrize("lengths", [(8,), (1, 12), (2, 5, 8)])
+def test_a_parallel_draft_costs_one_forward_whatever_its_length(lengths: tuple[int, ...]) -> None:
+    gain = ExpectedGain()
+    for index in range(200):
+        gain.add_draft(lengths[index % len(lengths)], 1, 0.04, 0.036, 0)
+    time = gain.round_time(0.1, 0.01, 0)
+    assert (time.draft_s, time.request_s) == (pytest.approx(0, abs=1e-9), pytest.approx(0.04))
+
+
+@pytest.mark.parametrize("lengths", [(8,), (1, 12), (2, 5, 8)])
+def test_a_draft_of_one_forward_per_token_costs_its_length(lengths: tuple[int, ...]) -> None:
+    gain = ExpectedGain()
+    for index in range(200):
+        length = lengths[index % len(lengths)]
+        gain.add_draft(length, length, 0.036 * length + 0.004, 0.036 * length, 0)
+    time = gain.round_time(0.1, 0.01, 0)
+    assert (time.draft_s, time.request_s) == (pytest.approx(0.036), pytest.approx(0.004))
+
+
 def test_waiting_under_load_does_not_change_the_expected_gain_of_a_lone_sequence() -> None:
     gain = learnt(4, 6, 0.0)
     for _ in range(2000):

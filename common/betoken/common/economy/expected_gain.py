@@ -45,22 +45,35 @@ class _Waiting:
     """Drafting times draft tokens."""
     step_s: DecayedMean = field(default_factory=lambda: DecayedMean(_WAITING_DECAY))
     """Wait of a step, 0 of one without a draft."""
+    further_tokens: DecayedMean = field(default_factory=lambda: DecayedMean(_WAITING_DECAY))
+    """Draft tokens after the first of drafts of forwards."""
+    further_forwards: DecayedMean = field(default_factory=lambda: DecayedMean(_WAITING_DECAY))
+    """Their forwards after the first: none if one forward drafts all tokens."""
 
-    def add_drafting(self, num_tokens: int, seconds: float) -> None:
+    def add_drafting(self, num_tokens: int, num_forwards: int, seconds: float) -> None:
         """Add the drafting of a draft of forwards."""
-        usual_s = self.drafting_s.mean / max(1.0, self.length.mean) or seconds
-        seconds = min(seconds, _MOST_TIMES_USUAL * usual_s * num_tokens)
+        if self.length.num:
+            fixed_s, token_s = self.draft_times()
+            seconds = min(seconds, _MOST_TIMES_USUAL * (fixed_s + num_tokens * token_s) or seconds)
+        self.further_tokens.add(num_tokens - 1)
+        self.further_forwards.add(min(num_forwards, num_tokens) - 1)
         values = (num_tokens, num_tokens**2, seconds, seconds * num_tokens)
         for mean, value in zip((self.length, self.squares, self.drafting_s, self.products), values, strict=True):
             mean.add(value)
 
     def draft_times(self) -> tuple[float, float]:
-        """Return the fixed time of a draft and the time per token, by ridge regression."""
+        """Return the fixed time of a draft and the time per token, by ridge regression.
+
+        The regression is drawn to a line through the mean draft. Its slope is the time of a forward if each further
+        token takes a forward, and 0 if one forward drafts all tokens.
+        """
         length, seconds = self.length.mean, self.drafting_s.mean
-        token_s = seconds / length
+        share = self.further_forwards.total / self.further_tokens.total if self.further_tokens.total else 1.0
+        token_s = share * seconds / length
         variance = self.squares.mean - length * length
         covariance = self.products.mean - length * seconds
-        token_s = min(token_s, max(0.0, (covariance + _LENGTH_VARIANCE * token_s) / (variance + _LENGTH_VARIANCE)))
+        slope = (covariance + _LENGTH_VARIANCE * token_s) / (variance + _LENGTH_VARIANCE)
+        token_s = min(seconds / length, max(0.0, slope))
         return seconds - length * token_s, token_s
 
 
@@ -89,7 +102,7 @@ class ExpectedGain:
         if num_tokens:
             self._by_length.add(num_forwards > 0)
         if num_tokens and num_forwards:
-            waiting.add_drafting(num_tokens, drafting_s)
+            waiting.add_drafting(num_tokens, num_forwards, drafting_s)
 
     @property
     def can_pause(self) -> bool:

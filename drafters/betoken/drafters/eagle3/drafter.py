@@ -151,7 +151,7 @@ class EagleDrafter:
             num_nodes,
             owner.settings.max_branches if seq.takes_trees and not seq.wants_probs else 1,
             owner.settings.max_depth,
-            end_ids=() if seq.params.ignore_eos else seq.params.eos_token_ids,
+            end_ids=seq.end_ids,
             min_score=math.log(min_share) if min_share > 0.0 else -math.inf,
         )
         return EagleDraft(owner, tree)

@@ -176,7 +176,7 @@ class MedusaDrafter:
             num_nodes=num_tokens if terms is None else terms.max_tokens,
             min_log_score=_log_price(terms),
             max_depth=min(entry.settings.max_depth or len(guesses), sequence.max_length - len(sequence.ids)),
-            end_ids=() if sequence.params.ignore_eos else sequence.params.eos_token_ids,
+            end_ids=sequence.end_ids,
         )
         if terms is not None and not terms.is_worth([math.exp(score) for score in grown.log_scores]):
             return Drafted(sequence, [], num_forwards=1)

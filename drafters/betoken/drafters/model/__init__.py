@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from betoken.drafters.model.settings import ModelSettings
@@ -10,6 +11,8 @@ from betoken.drafters.spec import DrafterContext, DrafterSpec
 if TYPE_CHECKING:
     from betoken.drafters.model.drafter import ModelDrafter
 
+_LOG = logging.getLogger(__name__)
+
 
 def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
     """A drafter over the model, or its first layers, that `option` names."""
@@ -17,7 +20,11 @@ def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int |
 
     runner, pages = host.model(option, num_layers)
     settings = ModelSettings.of_options(host.settings)
-    return ModelDrafter(runner, host.settings.max_num_batched_tokens, host.max_prefill_tokens, source, settings, pages)
+    mask_token_id = runner.info.mask_token_id
+    if mask_token_id is not None:
+        _LOG.info("%s drafts in parallel (PARD): one forward per draft, mask token %d", source, mask_token_id)
+    max_rows = host.settings.max_num_batched_tokens
+    return ModelDrafter(runner, max_rows, host.max_prefill_tokens, source, settings, pages, mask_token_id)
 
 
 SPEC: DrafterSpec = DrafterSpec(

@@ -77,16 +77,15 @@ class AheadSteps:
     def begin(self, seq: DraftSequence, kv: DraftKV) -> None:
         """Prepare to draft ahead after a finished draft, if pages are free: no other sequence gives some up for it."""
         num_tokens, length = len(kv.draft_ids), len(seq.ids)
-        end_ids = () if seq.params.ignore_eos else seq.params.eos_token_ids
         if not kv.num_outcomes or not kv.page_ids or not num_tokens or len(kv.candidates) < num_tokens:
             return
         max_length = min(self._runner.info.max_context, seq.max_length)
-        if kv.draft_ids[-1] in end_ids or length + 2 * num_tokens >= max_length:
+        if kv.draft_ids[-1] in seq.end_ids or length + 2 * num_tokens >= max_length:
             return
         table, end = self._runner.page_table, length + num_tokens * (1 + kv.num_outcomes)
         if table.can_extend(kv.page_ids, end):
             table.extend(kv.page_ids, end)
-            kv.ahead = AheadDraft(kv.draft_ids, kv.candidates, kv.num_outcomes, end_ids)
+            kv.ahead = AheadDraft(kv.draft_ids, kv.candidates, kv.num_outcomes, seq.end_ids)
 
     def step(self) -> list[DraftedAhead]:
         """One forward over the sequences that are drafted for ahead; the drafts that it completed."""

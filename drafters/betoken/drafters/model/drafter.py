@@ -6,6 +6,7 @@ For verification by rejection the noise is the drafter's own, and each draft tok
 Proposed next tokens of the draft model, if a sequence has some, are verified in the same forward by the target's rule.
 Where branches are wanted and the sequence takes trees, the draft is a tree (`model_tree`) grown by the same forwards.
 Between its drafts it may draft ahead for the outcomes of their verification (`ahead_steps`).
+A PARD model drafts all tokens in one forward (`parallel`).
 Source: shared-noise drafting, Daliri, Musco, Suresh, arXiv:2408.07978.
 """
 
@@ -19,13 +20,14 @@ from torch import Tensor
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted, DraftedAhead, DraftSequence
 from betoken.drafters.model.ahead_steps import AheadSteps
+from betoken.drafters.model.parallel import ParallelDrafting
 from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_part, tree_part
 from betoken.drafters.model.settings import ModelSettings
-from betoken.drafters.model.tree import ERROR_SCALE, ModelTree
+from betoken.drafters.model.tokens import Place, add_children, choose_draft_tokens
+from betoken.drafters.model.tree import ModelTree
 from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.runner import ModelRunner
-from betoken.engine.sampler import SampleGroup, choose_tokens, perturbed_top
-from betoken.engine.sampler.draft_probs import sample_drafts
+from betoken.engine.sampler import SampleGroup
 from betoken.engine.tree import KeptPath
 from betoken.kernels.accept import accept_block
 
@@ -44,11 +46,13 @@ class ModelDrafter:
         source: str = SOURCE,
         settings: ModelSettings | None = None,
         pages: SharedPages | None = None,
+        mask_token_id: int | None = None,
     ) -> None:
         """Args:
         source: name of the drafter that its tokens are credited to.
         settings: defaults of sequences without their own.
         pages: pages of the runner, where other drafters use it too.
+        mask_token_id: mask token of a PARD model; None for other models.
         """
         self._source = source
         self._settings = settings or ModelSettings()
@@ -59,7 +63,13 @@ class ModelDrafter:
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
         self._ahead = AheadSteps(runner, max_rows, self._caches, source)
+        self._parallel = ParallelDrafting(mask_token_id, source) if mask_token_id is not None else None
         self._max_length = runner.info.max_context
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """Mask token of a PARD model; None if drafts take a forward per token."""
+        return self._parallel.mask_token_id if self._parallel is not None else None
 
     @property
     def has_work(self) -> bool:
@@ -94,14 +104,15 @@ class ModelDrafter:
         kv = self._caches[sequence]
         kv.draft_ids, kv.draft_probs, kv.sources, kv.candidates = [], [], [], []
         room = self._max_length - len(sequence.ids)
+        if self._parallel is not None:
+            room = min(room, self._max_rows)
         kv.num_wanted = 0 if kv.has_foreign_ids else max(0, min(num_tokens, room))
         takes_tree = kv.settings.max_branches > 1 and sequence.takes_trees and not sequence.wants_probs
-        end_ids = () if sequence.params.ignore_eos else sequence.params.eos_token_ids
         if takes_tree and kv.num_wanted > 1:
-            max_depth = kv.settings.max_depth or kv.num_wanted
-            kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, end_ids)
-        kv.num_outcomes = self._ahead.num_outcomes(sequence, kv)
-        kv.use_ready(end_ids, self._source)
+            max_depth = min(kv.settings.max_depth or kv.num_wanted, kv.num_wanted)
+            kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, sequence.end_ids)
+        kv.num_outcomes = self._ahead.num_outcomes(sequence, kv) if self._parallel is None else 0
+        kv.use_ready(sequence.end_ids, self._source)
         # The last known id is always fed: its row gives the next one.
         del kv.kv_ids[len(sequence.ids) + len(kv.draft_ids) - 1 :]
 
@@ -158,11 +169,14 @@ class ModelDrafter:
         for num_missing, seq, kv in waiting:
             is_chunked = num_missing > self._max_prefill_tokens and bool(planned)
             num_rows = min(num_missing, rows_left, self._max_prefill_tokens if is_chunked else rows_left)
+            masks = self._parallel.masks(kv) if self._parallel is not None else []
+            if num_rows == num_missing and num_rows + len(masks) > rows_left:
+                num_rows -= 1  # the last id and the masks share a forward
             if num_rows == 0:
                 break
             num_rows = self._runner.page_table.stop_before(kv.page_ids, kv.num_written, kv.num_written + num_rows)
             num_rows -= kv.num_written
-            guesses = self._guess(seq, kv, rows_left - num_rows) if num_rows == num_missing else []
+            guesses = (masks or self._guess(seq, kv, rows_left - num_rows)) if num_rows == num_missing else []
             length = kv.num_written + num_rows + len(guesses)
             if not self._pages.make_room(kv.order, kv.page_ids, length):
                 kv.stop()
@@ -206,6 +220,10 @@ class ModelDrafter:
         return [] if self._has_foreign_ids(guesses) else guesses
 
     def _take_logits(self, planned: Sequence[Planned], logits: Tensor) -> None:
+        if self._parallel is not None:
+            drafting = [part.sequence for part in planned if part.segment.num_logits]
+            self._parallel.take([(seq, self._caches[seq]) for seq in drafting], logits)
+            return
         trees = [part for part in planned if part.nodes]
         chains = [(part.sequence, part.guesses) for part in planned if part.has_tokens]
         if trees and chains:
@@ -232,48 +250,36 @@ class ModelDrafter:
             kv.num_forwards += part.segment.num_logits > 0
             if part.segment.parents is None:
                 kv.kv_ids.extend(part.segment.ids)
-            if part.has_tokens:
+            if self._parallel is not None:
+                del kv.kv_ids[len(seq.ids) :]  # the masks'
+            elif part.has_tokens:
                 del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
             num_committed = min(len(kv.kv_ids), len(seq.ids) - 1)  # the last committed id is fed again
             self._runner.page_table.publish(kv.page_ids, seq.ids, num_committed)
 
     def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
-        """Hang the model's likeliest tokens below the nodes it was asked about; rules apply along each node's path."""
         places = [
-            (part.sequence, tree, node)
+            Place(part.sequence, tree, node)
             for part in planned
             if (tree := self._caches[part.sequence].tree)
             for node in part.nodes
         ]
-        groups = [
-            SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), (), seq.rules)
-            for seq, tree, node in places
-        ]
-        ids, log_shares = perturbed_top(logits, groups, max(tree.max_branches for _, tree, _ in places), ERROR_SCALE)
-        for (_, tree, node), *children in zip(places, ids.tolist(), log_shares.tolist(), strict=True):
-            tree.add_children(node, *children)
+        add_children(places, logits)
 
     def _take_tokens(self, drafting: list[tuple[DraftSequence, list[int]]], logits: Tensor) -> None:
         """Append what the model says in place of each sequence's guesses: those it agrees with, and its next token."""
         groups = [self._sample_group(seq, guesses) for seq, guesses in drafting]
-        token_ids = choose_tokens(logits, groups).token_ids
+        tokens = choose_draft_tokens(logits, groups, [seq for seq, _ in drafting])
         first_rows = list(accumulate((group.num_rows for group in groups), initial=0))
-        private = [index for index, (seq, _) in enumerate(drafting) if seq.wants_probs]  # these have one row each
-        if private:
-            rows = [first_rows[index] for index in private]
-            sampled = sample_drafts(logits[rows], [groups[index] for index in private])
-            for index, row, (token_id, probs) in zip(private, rows, sampled, strict=True):
-                token_ids[row] = token_id
-                self._caches[drafting[index][0]].draft_probs.append(probs)
         self._ahead.note_candidates([seq for seq, _ in drafting], groups, first_rows, logits)
         for (seq, guesses), first_row in zip(drafting, first_rows, strict=False):
             kv = self._caches[seq]
-            path, next_id = accept_block(token_ids[first_row : first_row + len(guesses) + 1], guesses)
-            for index, draft_id in enumerate([*guesses[: len(path)], next_id]):
-                kv.draft_ids.append(draft_id)
-                kv.sources.append(kv.guesser.source if kv.guesser and index < len(path) else self._source)
-                if draft_id in seq.params.eos_token_ids and not seq.params.ignore_eos:
-                    kv.num_wanted = len(kv.draft_ids)  # nothing follows the end of the answer
+            own = tokens[first_row : first_row + len(guesses) + 1]
+            path, _ = accept_block([token.token_id for token in own], guesses)
+            for index, token in enumerate(own[: len(path) + 1]):
+                source = kv.guesser.source if kv.guesser and index < len(path) else self._source
+                kv.add_token(token, source, seq.end_ids)
+                if not kv.is_drafting:
                     break
 
     def _sample_group(self, seq: DraftSequence, guesses: list[int]) -> SampleGroup:
@@ -302,7 +308,8 @@ class ModelDrafter:
     def _finish_tree(self, seq: DraftSequence, kv: DraftKV, tree: ModelTree) -> Drafted:
         # Non-contiguous rows of an accepted path are recomputed in the next draft's first forward. They cost
         # almost nothing there; moving them would need a separate call.
-        kv.kv_ids.extend(tree.leading_ids())
+        if self._parallel is None:
+            kv.kv_ids.extend(tree.leading_ids())
         draft_ids, parents = tree.best()
         return Drafted(seq, draft_ids, unless_chain(parents), [self._source] * len(draft_ids))
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.model.ahead import AheadDraft, Candidates, Continuation
 from betoken.drafters.model.settings import ModelSettings
+from betoken.drafters.model.tokens import DraftToken
 from betoken.drafters.model.tree import ModelTree
 from betoken.engine.batch import Segment
 from betoken.engine.sparse_probs import SparseProbs
@@ -81,6 +82,11 @@ class DraftKV:
         return self.num_wanted is not None and len(self.draft_ids) < self.num_wanted
 
     @property
+    def num_positions(self) -> int:
+        """Positions of the draft under way: the tokens of its longest path."""
+        return self.tree.max_depth if self.tree is not None else self.num_wanted or 0
+
+    @property
     def num_written(self) -> int:
         """Slots that hold KV, including a tree's."""
         return len(self.kv_ids) + (self.tree.num_rows if self.tree is not None else 0)
@@ -104,6 +110,15 @@ class DraftKV:
         self.num_ahead_ids = len(ids)
         if ids and ids[-1] in end_ids:
             self.num_wanted = len(ids)
+
+    def add_token(self, token: DraftToken, source: str, end_ids: Collection[int]) -> None:
+        """Append a token to the current draft, which an end id completes."""
+        self.draft_ids.append(token.token_id)
+        self.sources.append(source)
+        if token.probs is not None:
+            self.draft_probs.append(token.probs)
+        if token.token_id in end_ids:
+            self.num_wanted = len(self.draft_ids)
 
     def stop(self) -> None:
         """End the current draft."""
@@ -132,7 +147,8 @@ class Planned(NamedTuple):
 
 
 def chain_part(seq: DraftSequence, kv: DraftKV, num_rows: int, guesses: Sequence[int], is_whole: bool) -> Planned:
-    """The first `num_rows` ids without KV, and guesses at what follows them all; `is_whole`: these are all."""
+    """The first `num_rows` ids without KV; `is_whole`: these are all, and `guesses` at what follows, or masks, come
+    after them."""
     kv_length = len(kv.kv_ids)
     ids = (seq.ids[kv_length:] + kv.draft_ids[max(0, kv_length - len(seq.ids)) :])[:num_rows]
     num_logits = 1 + len(guesses) if is_whole else 0

@@ -48,10 +48,10 @@ class ModelTree:
         """`max_branches`: children of a node. `max_depth`: ids on a path. `end_ids` end the answer: nothing follows
         them."""
         self.max_branches = max_branches
+        self.max_depth = max_depth
         self.is_begun = False
         """Whether it is known what follows the last committed token."""
         self._num_nodes = num_nodes
-        self._max_depth = max_depth
         self._end_ids = end_ids
         self._nodes: list[_Node] = []
         self._rows: list[int] = []
@@ -132,4 +132,4 @@ class ModelTree:
         return heapq.nsmallest(count, range(len(self._nodes)), key=lambda node: -self._nodes[node].score)
 
     def _may_expand(self, node: _Node) -> bool:
-        return node.row is None and node.depth < self._max_depth and node.token_id not in self._end_ids
+        return node.row is None and node.depth < self.max_depth and node.token_id not in self._end_ids

@@ -1,6 +1,7 @@
 """Two stages: n-grams guess what the small model says, which verifies them and drafts for the target.
 
-The small model's drafts are what they would be without the n-grams; they take fewer forwards. Knows no tensors.
+The small model's drafts are what they would be without the n-grams; they take fewer forwards. A PARD model takes one
+forward in any case, so it receives no guesses. Knows no tensors.
 Source: Spector and Re, "Accelerating LLM Inference with Staged Speculative Decoding", arXiv:2308.04623.
 """
 
@@ -18,6 +19,11 @@ class StagedDrafter:
         """`model` may be hosted by itself too: sequences of both then share its forwards."""
         self._model = model
         self._settings = settings
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """See `ModelDrafter`."""
+        return self._model.mask_token_id
 
     @property
     def has_work(self) -> bool:

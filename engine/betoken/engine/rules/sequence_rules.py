@@ -37,6 +37,11 @@ class SequenceRules:
         return SequenceRules(params, self._prompt_ids, output_ids, grammar)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no rule adjusts anything."""
+        return not self._rules
+
+    @property
     def num_committed(self) -> int:
         """Output ids that are committed."""
         return len(self._output_ids)

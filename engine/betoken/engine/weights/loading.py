@@ -25,6 +25,7 @@ from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.experts import use_grouped_experts
 from betoken.engine.weights.language_model import check_whole, is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
+from betoken.engine.weights.mask_token import mask_token_of
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
 from betoken.engine.weights.sources import Source, open_source
@@ -94,6 +95,7 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
         tokenizer_text=source.tokenizer_text,
         path=source.path,
         media_token_ids=media_token_ids(described) if is_multimodal(described.get("model_type", "")) else (),
+        mask_token_id=mask_token_of(described, vocab_size) if config.num_layers is None else None,
     )
     return model, info
 
