@@ -11,6 +11,7 @@ import sys
 _INTERRUPTED = 130
 RECIPES = {
     "draft": "a small model distilled from a target",
+    "pard": "a small model that drafts all tokens of a round in one forward",
     "medusa": "Medusa heads",
     "eagle3": "an EAGLE-3 layer",
     "distill-table": "drafts by every divergence on every kind of data, in one table",

@@ -1,7 +1,7 @@
 """Tokens a forward on a file of prompts: `betoken train measure --target DIR --drafter DIR --prompts FILE`.
 
 Counts, no timings: the target's greedy answers are made by the engine, and what a drafter would have had accepted in
-every round follows from them. Takes Medusa heads, an EAGLE-3 layer, a draft model and the drafter `ngram`.
+every round follows from them. Takes Medusa heads, an EAGLE-3 layer, a draft or PARD model and the drafter `ngram`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
-from betoken.training import draft, eagle3, eagle3_layer, medusa
+from betoken.training import draft, eagle3, eagle3_layer, medusa, pard
 from betoken.training.answers import ParamsOf, cycled_params, write_answers
 from betoken.training.block_efficiency import Rounds
 from betoken.training.medusa_heads import WEIGHTS_FILE, load_heads
@@ -106,8 +106,10 @@ def measure_ngram(samples: Sequence[Sample]) -> Found:
 
 
 def measure_model(teacher: Teacher, folder: Path, samples: Sequence[Sample]) -> Found:
-    """With chains of a draft model."""
+    """With chains of a draft model; a PARD model by the length of chains."""
     model = Teacher.load(str(folder), "bfloat16", str(teacher.device)).model
+    if (mask_token_id := getattr(model.config, "pard_token", None)) is not None:
+        return {f"chain of {num}": pard.parallel_rounds(model, mask_token_id, num, samples) for num in TREES}
     return {f"chain of {draft.CHAIN}": draft.agreement(teacher, model, samples).rounds}
 
 

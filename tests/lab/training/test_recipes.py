@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from betoken.training import draft, eagle3, loop, medusa
+from betoken.training import draft, eagle3, loop, medusa, pard
 from betoken.training.__main__ import main
 
 RECIPES: dict[str, list[str]] = {
@@ -16,6 +16,7 @@ RECIPES: dict[str, list[str]] = {
     "medusa-2": ["--num-heads", "2", "--backbone-lora", "2"],
     "eagle3": ["--length", "3", "--draft-vocab-size", "200"],
     "draft": ["--source", "mix", "--renew-every", "3", "--temperatures", "1"],
+    "pard": ["--length", "3", "--mask-token", "511", "--lr", "0.02"],
 }
 
 
@@ -35,7 +36,9 @@ def arguments(pair: Path, out: Path, name: str) -> list[str]:
     options += ["--prompts", str(pair / "prompts.jsonl"), "--num-prompts", "24", "--max-new-tokens", "16"]
     options += ["--num-held-out", "4", "--batch-rows", "4", "--threads", "1", "--tokens", "500"]
     if name == "draft":
-        options += ["--held-out-prompts", str(pair / "prompts.jsonl"), "--draft", str(pair / "draft")]
+        options += ["--held-out-prompts", str(pair / "prompts.jsonl")]
+    if name in ("draft", "pard"):
+        options += ["--draft", str(pair / "draft")]
     return [name.partition("-")[0], *options, *RECIPES[name]]
 
 
@@ -48,7 +51,7 @@ def test_a_resumed_run_gives_the_same_weights(
     tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     main(arguments(tiny_pair, tmp_path / "whole", name))
-    module = {"medusa": medusa, "medusa-2": medusa, "eagle3": eagle3, "draft": draft}[name]
+    module = {"medusa": medusa, "medusa-2": medusa, "eagle3": eagle3, "draft": draft, "pard": pard}[name]
     with monkeypatch.context() as interrupted, pytest.raises(SystemExit):
         interrupted.setattr(module, "run_loop", stopping_after(4))
         main(arguments(tiny_pair, tmp_path / "parts", name))
@@ -65,7 +68,7 @@ def stopping_after(num_steps: int) -> Callable[..., loop.Progress]:
     return run_loop
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle3", "draft"])
+@pytest.mark.parametrize("name", ["medusa", "eagle3", "draft", "pard"])
 def test_the_loss_falls(tiny_pair: Path, tmp_path: Path, name: str) -> None:
     options = arguments(tiny_pair, tmp_path / "out", name)
     losses = []
