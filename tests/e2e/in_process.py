@@ -1,6 +1,7 @@
 """All three services in one process, over real gRPC, with a tiny random pair: quick to start, and never out of time."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -81,6 +82,14 @@ def save_pair(folder: Path, family: str = "llama") -> None:
         (folder / name / "tokenizer.json").write_text(byte_tokenizer_json())
         for weight in model.parameters():
             weight.data += 0.02 * torch.randn_like(weight)
+
+
+def save_pard_pair(folder: Path) -> int:
+    """As `save_pair`, with a draft that is a PARD model; return its mask token."""
+    save_pair(folder)
+    config, mask_token_id = folder / "draft" / "config.json", VOCAB_SIZE - 1
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": mask_token_id}))
+    return mask_token_id
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import pytest_asyncio
 from betoken.client import AsyncClient, Completion, InvalidArgumentError
 from betoken.verify_worker import core
 from betoken.verify_worker.verify import verify_step
-from tests.e2e.in_process import save_pair, services
+from tests.e2e.in_process import save_pair, save_pard_pair, services
 from tests.e2e.schemas import CALL, EVENT, PERSON
 from tests.products import covering
 
@@ -55,6 +55,16 @@ async def test_constrained_answers_of_other_modes_are_valid_too(client: AsyncCli
     assert complete
     for completion in complete:
         jsonschema.validate(json.loads(completion.text), PERSON)
+
+
+async def test_parallel_drafts_change_no_constrained_answer(tmp_path: Path) -> None:
+    save_pard_pair(tmp_path)
+    async with services(tmp_path) as client:
+        plain = await answer(client, EVENT, temperature=0.8, **PLAIN)
+        for cell in ("model", "tree of a model"):
+            drafted = await answer(client, EVENT, temperature=0.8, **CELLS[cell])
+            assert plain.output_ids == drafted.output_ids and plain.finish_reason == "stop"
+            assert drafted.speculation.num_accepted_tokens and not drafted.speculation.num_failed_drafts
 
 
 async def test_sampling_fields_apply_together_with_a_constraint(client: AsyncClient) -> None:

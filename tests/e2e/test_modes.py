@@ -1,7 +1,6 @@
 """Verification by rejection and by typicality, end to end: named, repeatable, and what they promise."""
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ from scipy import stats
 
 from betoken.bench.stack import Stack
 from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
-from tests.e2e.in_process import VOCAB_SIZE, save_pair, services
+from tests.e2e.in_process import VOCAB_SIZE, save_pair, save_pard_pair, services
 from tests.products import covering, slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -35,9 +34,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Asyn
 async def pard_client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncClient]:
     """A client of services whose draft model is a PARD checkpoint."""
     folder = tmp_path_factory.mktemp("pard")
-    save_pair(folder)
-    config = folder / "draft" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": VOCAB_SIZE - 1}))
+    save_pard_pair(folder)
     async with services(folder) as connected:
         yield connected
 
