@@ -93,11 +93,12 @@ async def test_a_command_that_hangs_is_given_up_and_cut_off_at_the_exit(caplog, 
     monkeypatch.setattr(atexit, "register", at_exit.append)
     monkeypatch.setattr(os, "_exit", statuses.append)
     thread = ModelThread(Core, "stuck")
+    thread.explain_hang = lambda: "; rank 1 is the slowest"
     thread.start().result(30)
     async with asyncio.timeout(60), thread.running(watchdog_timeout_s=0.2) as failure:
         thread.submit([lambda core: release.wait()])
         assert isinstance(await failure, TimeoutError)
-    assert "the thread stuck is given up: a step has taken 0.2 s" in caplog.text
+    assert "the thread stuck is given up: a step has taken 0.2 s; rank 1 is the slowest" in caplog.text
     (cut_off,) = at_exit
     cut_off()
     assert statuses == [1]

@@ -47,3 +47,9 @@ async def test_a_rejected_verify_worker_takes_over_from_the_last_good_one_only_i
 def test_an_invalid_fingerprint_is_rejected(value: str) -> None:
     with pytest.raises(ValidationError, match="weights_fingerprint"):
         RouterSettings(verify=("a:1",), tokenizer="x", weights_fingerprint=value)
+
+
+async def test_verify_workers_of_different_numbers_of_ranks_are_one_fleet(make_cluster: MakeCluster) -> None:
+    hellos = [{"tensor_parallel_degree": degree} for degree in (1, 2, 4)]
+    cluster = await make_cluster(num_drafters=0, verify_hellos=hellos, wait_ready=False)
+    await cluster.until(lambda: all(worker.is_ready for worker in cluster.router.verify.workers))

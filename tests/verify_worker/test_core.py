@@ -14,6 +14,7 @@ from betoken.common.errors import (
     ResourceExhaustedError,
 )
 from betoken.common.names import ERROR_TYPE
+from betoken.engine.errors import RankLostError
 from betoken.rpc.link import sequence_table
 from betoken.rpc.link.commands import Close, CloseLink
 from tests.verify_worker.harness import Bench
@@ -201,6 +202,15 @@ def test_a_failing_forward_ends_its_sequences_only(bench):
     bench.run()
     assert bench.emitted(2, {}) == bench.runner.complete([1], 2)
     bench.core.check_integrity()
+
+
+def test_a_rank_that_is_lost_in_a_forward_ends_the_worker(bench, monkeypatch):
+    bench.open(1, [1])
+    bench.block(1, 1, [], 2)
+    monkeypatch.setattr(bench.runner, "forward", Mock(side_effect=RankLostError("rank 1 was ended by SIGKILL")))
+    with pytest.raises(RankLostError, match="rank 1"):
+        bench.core.step()
+    assert not bench.sink.failures
 
 
 def test_cores_are_kept_awake_while_a_sequence_is_open_however_it_ends(bench):

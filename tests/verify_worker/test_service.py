@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,14 @@ def test_the_largest_block_leaves_a_row_for_prompts() -> None:
         ValueError, match="--max-num-batched-tokens = 8: must be at least 9 with --max-draft-tokens = 7"
     ):
         VerifyWorkerSettings(model="m", max_draft_tokens=7, max_num_batched_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [({"synthetic": "step_ms=1"}, "--synthetic"), ({"batch_invariant": False}, "--no-batch-inv")]
+)
+def test_ranks_are_rejected_with_options_that_need_one_process(option: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"--tensor-parallel = 2: must be 1 with {name}"):
+        VerifyWorkerSettings(model="m", tensor_parallel=2, **option)
 
 
 def test_the_engine_takes_exactly_what_a_request_may_carry() -> None:

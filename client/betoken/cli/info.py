@@ -138,6 +138,8 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
         column.min_width = _FOLDED.get(str(column.header))
     for worker in workers:
         state = f"[{_STATE_STYLES.get(worker.state, 'none')}]{worker.state}[/]"
+        if worker.tensor_parallel_degree > 1:
+            state += f", {worker.tensor_parallel_degree} ranks"
         if worker.is_synthetic:
             state += ", synthetic"
         times = [f"{cost.time_s * 1e3:.1f}" for cost in worker.step_costs if cost.rows in (1, 8)]

@@ -91,6 +91,8 @@ class WorkerStatus:
     """Verify workers: tokens since its start whose KV was reused and not computed."""
     snapshot_bytes: int
     """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
+    tensor_parallel_degree: int
+    """Processes that share its model's layers; tokens do not depend on it. 0 = not known."""
     is_synthetic: bool
     """Whether it simulates its model: tokens, acceptance and times are made up."""
     mask_token_id: int | None

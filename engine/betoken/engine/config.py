@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from betoken.engine.rank_group import RankGroup
     from betoken.engine.step import WrapLinear
 
 ACTIVATION_CHOICES = ("exact", "int8", "auto")
@@ -92,6 +93,8 @@ class EngineConfig:
     wrap_linear: "WrapLinear | None" = None
     """Makes the layer that replaces each linear layer, such as one with adapters; None keeps them. For
     adapter 0 it must compute the same as the layer."""
+    ranks: "RankGroup | None" = None
+    """Ranks that share the model's layers, each in its own process; None: this process has all of them."""
     self_check: bool = True
     """Compare the loaded engine with the model's own eager forward before serving."""
     reuse_self_check: bool = False
@@ -109,6 +112,10 @@ class EngineConfig:
             raise ValueError(f"activations: {self.activations!r} is not one of {', '.join(ACTIVATION_CHOICES)}")
         if self.compile not in COMPILE_CHOICES:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE_CHOICES)}")
+        if self.ranks is not None and self.wrap_linear is not None:
+            raise ValueError("wrap_linear: not with ranks, which have parts of the linear layers")
+        if self.ranks is not None and not self.batch_invariant:
+            raise ValueError("batch_invariant: false: not with ranks, whose products may not depend on their shape")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

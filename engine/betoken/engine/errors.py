@@ -13,6 +13,10 @@ class CompiledModelRefusedError(ModelRefusedError):
     """The model cannot be served as it was compiled; uncompiled it may be."""
 
 
+class RankLostError(EngineError):
+    """A rank of a model that several processes share has ended or lost step: the worker cannot go on."""
+
+
 class OutOfPagesError(EngineError):
     """The KV pool has too few free pages for the request.
 

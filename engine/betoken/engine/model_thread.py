@@ -55,6 +55,8 @@ class ModelThread(Generic[CommandT]):
     def __init__(self, build: Callable[[], Core[CommandT]], name: str) -> None:
         self.failure: Future[BaseException] = Future()
         """Done once a command or a step has raised, or taken too long: the thread does nothing more."""
+        self.explain_hang: Callable[[], str] = lambda: ""
+        """Returns more about a step that takes too long, for the log; called on another thread."""
         self._build = build
         self._inbox: SimpleQueue[Sequence[CommandT]] = SimpleQueue()
         self._is_stopping = False
@@ -111,10 +113,12 @@ class ModelThread(Generic[CommandT]):
                 return
             is_stuck = self._num_turns == num_turns and not self._is_waiting
             num_turns, stuck_s = self._num_turns, stuck_s + tick_s if is_stuck else 0.0
-        logger.critical("the thread %s is given up: a step has taken %g s", self._thread.name, timeout_s)
-        self._fail(TimeoutError(f"a step has taken {timeout_s:g} s"))
+        text = f"a step has taken {timeout_s:g} s{self.explain_hang()}"
+        logger.critical("the thread %s is given up: %s", self._thread.name, text)
+        self.fail(TimeoutError(text))
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Report that the thread cannot go on; thread-safe. Only the first report counts."""
         with suppress(InvalidStateError):  # it was given up before
             self.failure.set_result(error)
 
@@ -129,7 +133,7 @@ class ModelThread(Generic[CommandT]):
             self._serve(core)
         except BaseException as error:  # a core half way through a step cannot go on
             logger.critical("the thread %s ends", self._thread.name, exc_info=True)
-            self._fail(error)
+            self.fail(error)
 
     def _serve(self, core: Core[CommandT]) -> None:
         while not self._is_stopping:

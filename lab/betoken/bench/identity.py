@@ -65,12 +65,15 @@ def _run(options: argparse.Namespace) -> int:
         "device": options.device,
         "prefix_caching": options.prefix_caching,
     }
+    if options.tensor_parallel > 1:
+        manifest["tensor_parallel"] = options.tensor_parallel
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
     pard = options.pard
     if not pard and any(cell.drafting.is_parallel for cell in cells):
         pard = make_pard(options.draft, options.out / "pard")
-    config = RunnerConfig(stored.target, options.draft, *shared, weights, stored.dequantised, pard)
+    more = (weights, stored.dequantised, pard, options.tensor_parallel)
+    config = RunnerConfig(stored.target, options.draft, *shared, *more)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
     summary = summarize(cells, store) | {"left_out": left_out, "stored": options.stored}
@@ -145,6 +148,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--few-pages", type=positive, default=64, help="KV pages in the cells that force preemption")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
+    add("--tensor-parallel", type=positive, default=1, help="processes that share the target's model")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     add_weights(parser)  # without, their cells are left out
     return parser.parse_args(arguments)

@@ -49,6 +49,8 @@ class RunnerConfig:
     """Model for `generate()` instead of the target; empty for the target itself."""
     pard: str = ""
     """PARD checkpoint of the draft model."""
+    tensor_parallel: int = 1
+    """Processes that share the target's model."""
 
 
 class MatrixRunner:
@@ -104,6 +106,8 @@ class MatrixRunner:
             # Half a GPU for the others.
             verify_options=(
                 *on_device,
+                "--tensor-parallel",
+                str(config.tensor_parallel),
                 "--kv-memory-fraction",
                 "0.5",
                 *few_pages,

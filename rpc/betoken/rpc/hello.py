@@ -51,7 +51,8 @@ def worker_hello(
 ) -> WorkerHello:
     """The hello of a worker; `fields` are further fields of the message. `model` None: the worker runs without a
     model."""
-    hello = WorkerHello(role=role, worker_id=worker_id or default_worker_id(role), tensor_parallel_degree=1, **fields)
+    fields = {"tensor_parallel_degree": 1} | fields
+    hello = WorkerHello(role=role, worker_id=worker_id or default_worker_id(role), **fields)
     for cost in step_costs:
         hello.step_costs.add(rows=cost.rows, context=cost.context, ns=cost.ns)
     if model is not None:

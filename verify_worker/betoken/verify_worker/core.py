@@ -17,6 +17,7 @@ from betoken.common.errors import (
 )
 from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
 from betoken.engine.bring_up.step_costs import StepCost
+from betoken.engine.errors import RankLostError
 from betoken.engine.runner import ModelRunner
 from betoken.engine.sampler.verification import VerificationMode
 from betoken.rpc.fast_wake import FastWake
@@ -143,6 +144,8 @@ class VerifyCore:
             return
         try:
             decisions, committed, prompt_parts = verify_step(self._runner, planned)
+        except RankLostError:
+            raise  # no later forward can succeed; sequences go on at other workers
         except Exception:
             logger.exception("a forward over %d sequences failed", len(planned))
             for work in planned:

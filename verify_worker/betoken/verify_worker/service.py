@@ -3,19 +3,18 @@
 import asyncio
 import logging
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 
 from betoken import common, engine, kernels, verify_worker
-from betoken.common.errors import FailedPreconditionError
+from betoken.common.errors import FailedPreconditionError, InternalError
 from betoken.drafters.host.feed import FeatureFeed
-from betoken.drafters.host.making import DrafterMaker, attached_layers, attached_memory, source_infos
+from betoken.drafters.host.making import DrafterMaker, source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
 from betoken.engine.bring_up.kept import KeptResult
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.step_costs import StepCost, kept_step_costs, measure_step_costs
 from betoken.engine.config import EngineConfig
-from betoken.engine.errors import ModelRefusedError
+from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
@@ -36,7 +35,9 @@ from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
 from betoken.verify_worker.commands import VerifyCommand
 from betoken.verify_worker.core import VerifyCore
+from betoken.verify_worker.engine_config import engine_config
 from betoken.verify_worker.handler import MODES, VerifyLinkHandler, VerifyResults
+from betoken.verify_worker.ranks import start_ranks
 from betoken.verify_worker.scheduler import Scheduler, prefill_rows
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from betoken.verify_worker.synthetic import simulated
@@ -55,7 +56,9 @@ async def run(settings: VerifyWorkerSettings) -> None:
     hello = WorkerHello()
     grammars: list[Grammars] = []
     progress = LoadProgress(settings.ready_file)
-    thread = ModelThread(lambda: _load(settings, results, hello, grammars, progress), "target-model")
+    thread: ModelThread[VerifyCommand] = ModelThread(
+        lambda: _load(settings, results, hello, grammars, progress, thread), "target-model"
+    )
     early = LoadingServicer(lambda: progress.error)
     service = Service("betoken.v1.VerifyService", early, verify_pb2_grpc.add_VerifyServiceServicer_to_server)
     async with listening([service], settings) as listener:
@@ -63,6 +66,8 @@ async def run(settings: VerifyWorkerSettings) -> None:
             await asyncio.wrap_future(thread.start())
         except ModelRefusedError as error:
             raise FailedPreconditionError(f"--model = {settings.model}: {error}") from error
+        except RankLostError as error:
+            raise InternalError(str(error)) from error
         freeze_loaded()
         early.loaded(_servicer(settings, thread, results, hello, grammars))
         async with thread.running(settings.watchdog_timeout_s) as failure:
@@ -94,18 +99,16 @@ def _load(
     hello: WorkerHello,
     grammars: list[Grammars],
     progress: LoadProgress | None = None,
+    thread: ModelThread[VerifyCommand] | None = None,
 ) -> VerifyCore:
-    """The core, the completed hello, and the model's grammars if supported; runs on the model thread."""
+    """The core, the completed hello, and the model's grammars if supported; runs on the model thread, `thread`."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = progress or LoadProgress(settings.ready_file)
     at_end(give_up)
-    memory = attached_memory(settings)
-    config = EngineConfig(
-        **settings.engine_options(),
-        feature_layers=partial(attached_layers, settings),
-        beside_bytes=memory.weight_bytes,
-        beside_page_bytes=memory.page_bytes,
-    )
+    config = engine_config(settings)
+    if settings.tensor_parallel > 1:
+        progress("starting ranks", 0.0)
+        config = start_ranks(settings, config, thread)
     runner = _runner(settings, config, progress)
     names = settings.attached_drafters
     drafters = DrafterMaker(settings, names, runner).make()
@@ -123,6 +126,7 @@ def _load(
             runner.info,
             step_costs,
             max_sequences=settings.max_sequences,
+            tensor_parallel_degree=settings.tensor_parallel,
             verification_modes=tuple(MODES),
             supports_trees=True,
             supports_constraints=bool(grammars),
@@ -163,5 +167,5 @@ def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) 
     """The measured step times; on a CPU of an earlier start, since there they take seconds."""
     if settings.device != "cpu" or settings.synthetic:
         return measure_step_costs(runner)
-    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code)
+    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code, settings.tensor_parallel)
     return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

@@ -23,6 +23,12 @@ class VerifyWorkerSettings(WorkerSettings):
     kv_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that share the model's layers, each with --threads; tokens do not depend on it.",
+    )
     max_context: int | None = Field(
         None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."
     )
@@ -46,6 +52,13 @@ class VerifyWorkerSettings(WorkerSettings):
         of_drafts = [name for name in ("acceptance", "hit_rate") if f"{name}=" in self.synthetic]
         if of_drafts:
             raise ValueError(f"--synthetic: {of_drafts[0]} is a draft worker's")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        others = {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
+        if self.tensor_parallel > 1 and (bad := [name for name, is_set in others.items() if is_set]):
+            raise ValueError(f"--tensor-parallel = {self.tensor_parallel}: must be 1 with {bad[0]}")
         return self
 
     @model_validator(mode="after")

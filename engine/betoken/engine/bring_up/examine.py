@@ -28,7 +28,10 @@ from betoken.engine.weights.checkpoint import Progress
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
 _OWN_FORWARD = 0.2
 """Fraction of loading at which the model's own forward runs."""
-_OURS = ("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear", "betoken.engine.reference.block_linear")
+_OURS = (
+    *("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear", "betoken.engine.reference.block_linear"),
+    "betoken.engine.ranks.layers",
+)
 """Modules of the layers that take the place of a model's own."""
 
 

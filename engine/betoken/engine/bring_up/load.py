@@ -27,8 +27,11 @@ from betoken.engine.cuda.prepare import refusing_compiled
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
+from betoken.engine.ranks.commands import Command, pack
+from betoken.engine.ranks.leading import LeadingForward, agree, exact_rows_of_all
+from betoken.engine.ranks.split import split_layers
 from betoken.engine.runner import ModelRunner
-from betoken.engine.weights.activations import exact_rows, select_activations
+from betoken.engine.weights.activations import select_activations
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.loading import load_model
 from betoken.kernels import dispatch, native
@@ -52,6 +55,8 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
         return runner_of(config, *load_model(config, report), report)
     except OtherLogitsError as error:
         _LOG.warning("the check at load is repeated: %s", str(error))  # the text only: see `runner_of`
+    if config.ranks is not None:
+        config.ranks.send(pack(Command.RELOAD))
     gc.collect()
     return runner_of(config, *load_model(config, report), report)
 
@@ -69,7 +74,7 @@ def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progr
     try:
         return _ready(config, examined, report)
     except CompiledModelRefusedError as error:
-        if config.compile == "on":
+        if config.compile == "on" or config.ranks is not None:
             raise
         # The text only: a log handler that kept the error would keep the first try and its memory.
         _LOG.warning("the model is tried eagerly, which is slower: %s", str(error))
@@ -84,7 +89,12 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         report("preparing the kernels", 0.2)
         if model.device.type == "cpu":
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
+        if config.ranks is not None:
+            examined = replace(examined, shapes=split_layers(model, examined.shapes, config.ranks))
         forward, num_pages = prepare(config, examined, report)
+        if config.ranks is not None:
+            agree(config.ranks, examined.info, forward)
+            forward = LeadingForward(forward, config.ranks, examined.info.vocab_size)
         info = within_pages(config, examined, num_pages)
         states = state_table(config, examined, num_pages)
         # A page says what a sequence's keys are, not what its states have seen.
@@ -136,7 +146,7 @@ def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str
     if examined.check.is_known:
         examined.check.compare(runner, examined.sequences)
         return None
-    with exact_rows(examined.model):
+    with exact_rows_of_all(examined.model, config.ranks):
         check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
     if examined.rounds_rows:
         check_rounding_layers(examined.model)

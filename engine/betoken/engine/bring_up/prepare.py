@@ -92,12 +92,18 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     ):
         return prepared
     num_pages = config.num_pages_of(page_bytes(config, examined) or _EMPTY_PAGE_BYTES)
+    if config.ranks is not None:
+        num_pages = config.ranks.least(num_pages)
     # The pool has one page more than the table: padding rows write there.
     pool = KvPool(shapes, num_pages + 1, config.page_size, model.dtype, model.device)
     states = _state_pool(config, examined, num_pages)
     kernels = _kernels_for(config, model, pool)
     linears = linear_paths(model)
     forward: Forward
+    if kernels is None and config.ranks is not None:
+        raise ModelRefusedError(
+            "tensor_parallel: this model runs by the references here, whose products cannot be split"
+        )
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
         forward = ReferenceForward(model, pool, num_pages, examined.feature_layers, states)

@@ -76,6 +76,8 @@ def prepare_cuda(
             num_pages = count_pages(left, config.kv_memory_fraction, num_bytes, config.page_size, max_context)
         else:
             num_pages = config.num_pages_of(page_bytes)
+        if config.ranks is not None:
+            num_pages = config.ranks.least(num_pages)
         with refusing_compiled(config.compile != "off"):
             if config.compile != "off":
                 _compile(config, forward, progress)

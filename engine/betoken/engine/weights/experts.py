@@ -73,6 +73,13 @@ def _grouped_product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -
     return expert_linear(rows, weight, bias, expert_ids.contiguous())
 
 
+def _whole_product(product: ExpertProduct, module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor:
+    """The product, gathered from all ranks if each has some columns of the weight."""
+    out = product(module, name, rows, expert_ids)
+    gather: Callable[[Tensor], Tensor] | None = getattr(module, f"gather_{name}", None)
+    return out if gather is None else gather(out)
+
+
 def _run_experts(
     product: ExpertProduct, module: Any, hidden: Tensor, expert_ids: Tensor, expert_weights: Tensor
 ) -> Tensor:
@@ -80,9 +87,9 @@ def _run_experts(
     num_rows, num_choices = expert_ids.shape
     flat_ids = expert_ids.reshape(-1)
     rows = hidden.repeat_interleave(num_choices, dim=0)
-    up = product(module, up_name(module), rows, flat_ids)
+    up = _whole_product(product, module, up_name(module), rows, flat_ids)
     active = module._apply_gate(up) if module.has_gate else module.act_fn(up)
-    down = product(module, "down_proj", active, flat_ids)
+    down = _whole_product(product, module, "down_proj", active, flat_ids)
     if getattr(module, "has_post_expert_norm", False):  # not known to transformers 5.17
         down = module.post_expert_norm(down)
     weighted = (down * expert_weights.reshape(-1, 1)).view(num_rows, num_choices, -1)

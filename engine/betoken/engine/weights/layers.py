@@ -167,5 +167,8 @@ def replace_linears(model: nn.Module, make: MakeLinear, *, only_last: bool = Fal
 
 
 def _id_of_last(model: Any) -> int | None:
-    """Id of the layer that gives logits; holding the layer itself would keep its weight."""
-    return id(model.get_output_embeddings()) if hasattr(model, "get_output_embeddings") else None
+    """Id of the layer that gives logits, or of a rank's part of it; holding the layer itself would keep its weight."""
+    if not hasattr(model, "get_output_embeddings"):
+        return None
+    last = model.get_output_embeddings()
+    return id(getattr(last, "own", last))

@@ -21,7 +21,6 @@ class WorkerIdentity:
     weights_fingerprint: str
     tokenizer_hash: str
     dtype: str
-    tensor_parallel_degree: int
     numerics: str
     max_context: int
     """An answer ends there."""
@@ -36,7 +35,6 @@ class WorkerIdentity:
             hello.weights_fingerprint,
             hello.tokenizer_hash,
             hello.dtype,
-            max(1, hello.tensor_parallel_degree),
             hello.numerics,
             hello.max_context,
             tuple(hello.eos_token_ids),

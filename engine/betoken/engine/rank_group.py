@@ -1,0 +1,138 @@
+"""One process's place among the ranks that share a model, and the exchanges between them.
+
+Exchanges move bytes and add nothing, so results do not depend on the backend or the number of ranks. It knows tensors
+and numbers, not models or commands.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed import BroadcastOptions
+
+from betoken.engine.errors import ModelRefusedError, RankLostError
+
+_FIRST_NUMBERS = 1024
+"""Numbers of a message that are sent with its length; a longer message takes a second exchange."""
+
+_numbers = count()
+_groups: "WeakValueDictionary[int, RankGroup]" = WeakValueDictionary()
+
+
+class RankGroup:
+    """The ranks 0 to `size` - 1, as rank `rank` sees them. All ranks make the same exchanges in the same order."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        link: Any,
+        tensors: Any = None,
+        counts: NDArray[np.int64] | None = None,
+        explain: Callable[[Exception], str] = lambda error: f"an exchange between ranks failed: {error}",
+    ) -> None:
+        """Args:
+        link: backend of torch.distributed for messages.
+        tensors: backend for activations; None = `link`.
+        counts: exchanges of each rank [size], in memory that all ranks share.
+        explain: returns the cause of a failed exchange.
+        """
+        self.rank, self.size = rank, size
+        self._link, self._tensors = link, link if tensors is None else tensors
+        self._counts = np.zeros(size, np.int64) if counts is None else counts
+        self._explain = explain
+        self._lost: RankLostError | None = None
+        self.number = next(_numbers)  # an operator takes numbers and tensors, not objects
+        _groups[self.number] = self
+
+    @staticmethod
+    def of(number: int) -> "RankGroup":
+        """Return the group that has this number in this process."""
+        return _groups[number]
+
+    def stack(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, which have one shape: [size, ...]."""
+        found = x.new_empty((self.size, *x.shape))
+        source = x.contiguous().view(-1).view(torch.uint8)
+        self._exchange(lambda: self._tensors._allgather_base(found.view(-1).view(torch.uint8), source))
+        return found
+
+    def broadcast(self, x: Tensor) -> None:
+        """Fill a contiguous `x` with rank 0's."""
+        self._broadcast(self._tensors, x.view(-1).view(torch.uint8))
+
+    def send(self, numbers: NDArray[np.int32]) -> None:
+        """Send a message to the other ranks."""
+        first = np.zeros(_FIRST_NUMBERS, np.int32)
+        first[0] = len(numbers)
+        head, rest = numbers[: _FIRST_NUMBERS - 1], numbers[_FIRST_NUMBERS - 1 :]
+        first[1 : 1 + len(head)] = head
+        self._broadcast(self._link, torch.from_numpy(first))
+        if len(rest):
+            self._broadcast(self._link, torch.from_numpy(np.ascontiguousarray(rest)))
+
+    def receive(self) -> NDArray[np.int32]:
+        """Wait for a message of rank 0."""
+        first = np.zeros(_FIRST_NUMBERS, np.int32)
+        self._broadcast(self._link, torch.from_numpy(first))
+        length = int(first[0])
+        if length < _FIRST_NUMBERS:
+            return first[1 : 1 + length]
+        rest = np.zeros(length - _FIRST_NUMBERS + 1, np.int32)
+        self._broadcast(self._link, torch.from_numpy(rest))
+        return np.concatenate([first[1:], rest])
+
+    def least(self, value: int) -> int:
+        """Return the least of all ranks' values."""
+        return min(self._values(value))
+
+    def check_equal(self, name: str, texts: Sequence[str]) -> None:
+        """Compare texts of a rank with rank 0's.
+
+        Raises:
+            ModelRefusedError: they differ.
+        """
+        own = np.frombuffer("\n".join(texts).encode(), np.uint8).astype(np.int32)
+        if self.rank == 0:
+            self.send(own)
+        theirs = own if self.rank == 0 else self.receive()
+        is_equal = np.array_equal(own, theirs)
+        differing = [rank for rank, value in enumerate(self._values(int(is_equal))) if not value]
+        if differing:
+            detail = "" if is_equal else f": {', '.join(texts)}; not {bytes(theirs.astype(np.uint8)).decode()!r}"
+            raise ModelRefusedError(f"tensor_parallel: {name} of rank {differing[0]} differ from rank 0's{detail}")
+
+    def fail(self, error: Exception) -> RankLostError:
+        """Give up the group, whose ranks are at different exchanges; return the error of all later exchanges."""
+        if self._lost is None:
+            self._lost = (
+                error if isinstance(error, RankLostError) else RankLostError(f"{type(error).__name__}: {error}")
+            )
+        return self._lost
+
+    def _values(self, value: int) -> list[int]:
+        found = torch.empty(self.size, dtype=torch.int64)
+        own = torch.tensor([value], dtype=torch.int64)
+        self._exchange(lambda: self._link._allgather_base(found, own))
+        values: list[int] = found.tolist()
+        return values
+
+    def _broadcast(self, backend: Any, x: Tensor) -> None:
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._exchange(lambda: backend.broadcast([x], options))
+
+    def _exchange(self, start: Callable[[], Any]) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._counts[self.rank] += 1  # odd within an exchange
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise self.fail(RankLostError(self._explain(error))) from error
+        self._counts[self.rank] += 1

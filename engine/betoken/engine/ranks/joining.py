@@ -1,0 +1,97 @@
+"""Joins the ranks of a model by torch.distributed: gloo for messages, and for activations gloo on CPUs, NCCL on GPUs.
+
+The store and the place of a rank come from the environment that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from betoken.engine.errors import RankLostError
+from betoken.engine.rank_group import RankGroup
+
+_UNLIMITED = timedelta(days=365)
+"""A rank waits for the next step of an idle worker; a rank that ends is noticed by its closed connection."""
+_POLL_S = 0.02
+_JOIN_TIMEOUT_S = 300.0
+
+
+def place_in_environment() -> tuple[int, int]:
+    """Return RANK and WORLD_SIZE.
+
+    Raises:
+        ValueError: one is missing or not a number.
+    """
+    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdecimal() for value in values):
+        raise ValueError(f"RANK, WORLD_SIZE: {', '.join(values)} are not two numbers")
+    return int(values[0]), int(values[1])
+
+
+def store_in_environment() -> Store:
+    """Connect to the store of rank 0 at MASTER_ADDR and MASTER_PORT."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_JOIN_TIMEOUT_S))
+
+
+def join(
+    rank: int,
+    size: int,
+    store: Store,
+    device: torch.device,
+    counts: NDArray[np.int64] | None = None,
+    explain: Callable[[Exception], str] | None = None,
+    lost: Callable[[], RankLostError | None] = lambda: None,
+) -> RankGroup:
+    """Wait for all ranks and return the group.
+
+    Args:
+        counts, explain: see `RankGroup`.
+        lost: returns the error of a rank that has ended.
+
+    Raises:
+        RankLostError: a rank has ended, or did not come in time.
+    """
+    _wait_for_all(rank, size, store, lost)
+    link = _gloo(rank, size, PrefixStore("link", store))
+    tensors = _nccl(rank, size, PrefixStore("tensors", store)) if device.type == "cuda" else None
+    more: dict[str, Any] = {} if explain is None else {"explain": explain}
+    return RankGroup(rank, size, link, tensors, counts, **more)
+
+
+def _wait_for_all(rank: int, size: int, store: Store, lost: Callable[[], RankLostError | None]) -> None:
+    """A backend would wait for a rank that has ended before it came."""
+    store.set(f"rank/{rank}", "here")
+    keys = [f"rank/{other}" for other in range(size)]
+    deadline_s = time.monotonic() + _JOIN_TIMEOUT_S
+    while not store.check(keys):
+        if (error := lost()) is not None:
+            raise error
+        if time.monotonic() > deadline_s:
+            missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+            raise RankLostError(f"rank {', '.join(missing)} did not join within {_JOIN_TIMEOUT_S:g} s")
+        time.sleep(_POLL_S)
+
+
+def _gloo(rank: int, size: int, store: Store) -> Any:
+    """The backend on this machine's loopback, unless GLOO_SOCKET_IFNAME names another interface."""
+    backend: Any = distributed.ProcessGroupGloo
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    place = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+    options = backend._Options()
+    options._devices, options._timeout = [backend.create_device(**place)], _UNLIMITED
+    return backend(store, rank, size, options)
+
+
+def _nccl(rank: int, size: int, store: Store) -> Any:
+    backend: Any = distributed.ProcessGroupNCCL
+    return backend(store, rank, size, backend.Options())

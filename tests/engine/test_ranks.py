@@ -1,0 +1,221 @@
+"""A model whose layers are shared by ranks: the bits of one process, for every family, format and number of ranks."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from betoken.engine.batch import Segment, build_batch
+from betoken.engine.bring_up.load import load_runner, runner_of, weight_bytes
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
+from betoken.engine.config import EngineConfig
+from betoken.engine.cpu import forward
+from betoken.engine.errors import ModelRefusedError, RankLostError
+from betoken.engine.ranks import commands
+from betoken.engine.ranks.columns import columns_of
+from betoken.engine.ranks.joining import join
+from betoken.engine.ranks.layers import gather_columns
+from betoken.engine.runner import ModelRunner
+from betoken.engine.snapshots import StateCopy
+from betoken.engine.state_table import OwnState, PageList
+from betoken.engine.tree import KeptPath
+from betoken.engine.weights.loading import load_model
+from tests.engine import quantized_files as files
+from tests.engine.gguf_files import tiny_model, write_gguf
+from tests.engine.rank_threads import joined, shared_runner
+from tests.engine.tiny import save_tiny
+from tests.products import slow
+
+SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
+QUANTIZED: dict[str, Any] = {
+    "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
+    "gptq, ordered": (files.gptq_config(4, 32, desc_act=True), files.store_gptq(4, 32, less=1, is_ordered=True)),
+    "fp8": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
+}
+
+
+def config_of(directory: str, dtype: Any = "float32", **settings: Any) -> EngineConfig:
+    return EngineConfig(directory, dtype=dtype, **({"num_pages": 64, "compile": "off", "self_check": False} | settings))
+
+
+def bits_of(runner: ModelRunner) -> list[Tensor]:
+    """Logits of a ragged batch, of a sequence in chunks, and after an accepted path of a draft tree."""
+    found = forward_together(runner, SEQUENCES)
+    found.append(forward_in_chunks(runner, SEQUENCES[0], 5))
+    ids, parents, path = SEQUENCES[0][:9], [-1, -1, 1, 0, 2], [1, 2, 4]
+    page_ids, _ = runner.page_table.allocate([*ids, 1, 2, 3, 4, 5, 6])
+    found.append(runner.forward([Segment(page_ids, 0, ids, 1)]).logits.clone())
+    tree = Segment(page_ids, len(ids), [31, 32, 33, 34, 35], 5, parents, num_committed=len(ids))
+    found.append(runner.forward([tree]).logits.clone())
+    runner.compact([KeptPath(page_ids, len(ids), path)])
+    found.append(runner.forward([Segment(page_ids, len(ids) + len(path), [40], 1)]).logits.clone())
+    runner.page_table.release(page_ids)
+    return found
+
+
+def check_equal_bits(config: EngineConfig, size: int) -> ModelRunner:
+    alone = load_runner(config)
+    with shared_runner(config, size) as shared:
+        for ours, theirs in zip(bits_of(shared), bits_of(alone), strict=True):
+            assert torch.equal(ours, theirs)
+        assert shared.numerics == alone.numerics
+        return shared
+
+
+IN_SOME_TYPE = [
+    *("llama-3-float32", "mixtral-2-bfloat16", "gemma2-2-float32", "qwen3_5-2-bfloat16", "falcon_h1-2-float32"),
+    *("gpt2-2-bfloat16", "gpt_oss-2-bfloat16", "lfm2-2-float32"),
+]
+FURTHER = ["llama-4-bfloat16", "mixtral-2-float32", "gemma2-2-bfloat16", "qwen3_5-2-float32", "falcon_h1-3-bfloat16"]
+FURTHER += ["qwen3_next-2-bfloat16", "granite_swa-2-bfloat16", "qwen3-2-bfloat16", "mamba2-2-float32"]
+
+
+@pytest.mark.parametrize("case", [*IN_SOME_TYPE, *slow(*FURTHER)])
+def test_a_model_has_the_same_bits_for_any_number_of_ranks(case: str, tmp_path: Path) -> None:
+    family, size, dtype = case.split("-")
+    check_equal_bits(config_of(save_tiny(tmp_path, family), dtype), int(size))
+
+
+def test_a_model_on_two_ranks_passes_the_check_at_load(tmp_path: Path) -> None:
+    check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", self_check=True), 2)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_model_has_the_same_bits_on_two_ranks(name: str, tmp_path: Path) -> None:
+    files.write_quantized(Path(save_tiny(tmp_path, "llama")), *QUANTIZED[name])
+    check_equal_bits(config_of(str(tmp_path)), 2)
+
+
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_ranks(activations: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q4_K", tiny_model(is_tied=True))
+    config = config_of(path, activations=activations, self_check=activations == "int8")
+    shared = check_equal_bits(config, 2)
+    assert shared.weight_bytes < 0.6 * load_runner(config).weight_bytes
+    assert shared.weight_bytes == weight_bytes(shared.parts._model)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_bits_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, compile_call = threading.Lock(), forward.compile_call
+
+    def compile_one_at_a_time(*arguments: Any) -> Any:  # processes need not, but threads share the tracer
+        with lock:
+            return compile_call(*arguments)
+
+    monkeypatch.setattr(forward, "compile_call", compile_one_at_a_time)
+    shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), compile="on", self_check=True), 2)
+    assert shared.is_compiled
+
+
+@pytest.mark.gpu
+def test_gathers_are_recorded_in_the_graphs_of_a_gpu(tmp_path: Path) -> None:
+    """A rank by itself, since NCCL does not run two on one device."""
+    config = config_of(save_tiny(tmp_path, "llama"), "bfloat16", device="cuda:0", compile="auto")
+    group = join(0, 1, distributed.HashStore(), torch.device("cuda:0"))
+    alone = load_runner(config)
+    shared = runner_of(replace(config, ranks=group), *load_model(config, lambda stage, fraction: None))
+    assert shared.is_compiled == alone.is_compiled
+    for ours, theirs in zip(bits_of(shared), bits_of(alone), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_shared_parts_of_a_model_run_on_all_ranks(tmp_path: Path) -> None:
+    config = config_of(save_tiny(tmp_path, "llama"))
+    alone, states, ids = load_runner(config).parts, torch.randn(2, 3, 64), torch.tensor([[0, 50, 51, 100]])
+    with shared_runner(config, 2) as shared, torch.inference_mode():
+        assert torch.equal(shared.parts.head(states), alone.head(states))
+        assert torch.equal(shared.parts.embed(ids), alone.embed(ids))
+
+
+def test_columns_are_gathered_in_order_if_the_last_rank_has_fewer() -> None:
+    whole = torch.arange(3 * 7, dtype=torch.bfloat16).view(1, 3, 7)
+    found: dict[int, Tensor] = {}
+    with joined(3) as groups:
+
+        def gather(rank: int) -> None:
+            columns = columns_of(groups[rank], 7)
+            assert columns is not None
+            found[rank] = gather_columns(whole[..., columns.range], groups[rank], columns)
+
+        threads = [threading.Thread(target=gather, args=(rank,), daemon=True) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(found) == 3 and all(torch.equal(each, whole) for each in found.values())
+
+
+def test_a_layer_with_fewer_columns_than_ranks_can_share_stays_whole() -> None:
+    with joined(2) as groups:
+        assert columns_of(groups[0], 1) is None
+        assert [columns_of(group, 1024)[:2] for group in groups] == [(0, 512), (512, 1024)]  # type: ignore[index]
+
+
+def test_a_message_longer_than_one_exchange_arrives_whole() -> None:
+    received: list[Any] = []
+    with joined(2) as groups:
+        for length in (0, 1023, 1024, 5000):
+            message = np.arange(length, dtype=np.int32)
+            thread = threading.Thread(target=lambda: received.append(groups[1].receive()), daemon=True)
+            thread.start()
+            groups[0].send(message)
+            thread.join(60)
+            assert np.array_equal(received.pop(), message)
+
+
+def test_ranks_with_other_weights_are_rejected() -> None:
+    faults: list[BaseException] = []
+    with joined(2) as groups:
+
+        def check(rank: int) -> None:
+            with pytest.raises(ModelRefusedError, match="weights of rank 1 differ from rank 0's") as caught:
+                groups[rank].check_equal("weights", [f"fingerprint {rank}"])
+            faults.append(caught.value)
+
+        threads = [threading.Thread(target=check, args=(rank,), daemon=True) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert any("fingerprint 1; not 'fingerprint 0'" in str(fault) for fault in faults) and len(faults) == 2
+
+
+def test_a_forward_that_fails_on_rank_0_ends_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(save_tiny(tmp_path, "llama"))
+    with joined(1) as groups:
+        group = groups[0]
+        assert group.fail(LookupError("an internal error")) is group.fail(RuntimeError("a later one"))
+        with pytest.raises(RankLostError, match="LookupError: an internal error"):
+            group.least(1)
+    with pytest.raises(ValueError, match="wrap_linear"):
+        EngineConfig(config.model, ranks=group, wrap_linear=lambda path, layer, adapters: layer)
+
+
+def test_commands_to_ranks_hold_the_whole_batch() -> None:
+    segments = [Segment([3, 4], 2, [5, 6, 7], 2, [-1, -1, 0]), Segment([9], 0, [1], 1, adapter=2)]
+    batch = build_batch(segments, 16, 64)
+    batch.state_columns = np.arange(8, dtype=np.int32).reshape(4, 2)
+    command, parts = commands.unpack(commands.pack_batch(batch))
+    found = commands.unpack_batch(parts)
+    assert command is commands.Command.FORWARD
+    for name in ("token_ids", "positions", "logit_rows", "num_segments", "has_trees", "adapters"):
+        assert getattr(found, name) == getattr(batch, name)
+    assert np.array_equal(found.layout, batch.layout) and np.array_equal(found.state_columns, batch.state_columns)
+
+
+def test_commands_to_ranks_hold_paths_and_copies() -> None:
+    paths = [KeptPath(PageList([4, 5], OwnState(3)), 17, [1, 2]), KeptPath([8], 0, [])]
+    found = commands.unpack_paths(commands.unpack(commands.pack_paths(paths))[1])
+    assert [(list(path.page_ids), path.tree_start, path.nodes) for path in found] == [
+        ([4, 5], 17, [1, 2]),
+        ([8], 0, []),
+    ]
+    assert found[0].page_ids.state.index == 3 and found[1].page_ids.state is None  # type: ignore[attr-defined]
+    copies = [StateCopy(1, 2, 30, True), StateCopy(4, 5, 60, False)]
+    assert commands.unpack_copies(commands.unpack(commands.pack_copies(copies))[1]) == copies

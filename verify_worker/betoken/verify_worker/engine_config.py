@@ -1,0 +1,27 @@
+"""The engine's options of a verify worker, the same on all its ranks."""
+
+from functools import partial
+
+import torch
+
+from betoken.drafters.host.making import attached_layers, attached_memory
+from betoken.engine.config import EngineConfig
+from betoken.verify_worker.settings import VerifyWorkerSettings
+
+
+def engine_config(settings: VerifyWorkerSettings) -> EngineConfig:
+    """Return the options of the target, with room for the attached drafters. Ranks divide the machine's cores.
+
+    Raises:
+        FailedPreconditionError: weights of a drafter cannot be read.
+    """
+    memory = attached_memory(settings)
+    options = settings.engine_options()
+    if settings.tensor_parallel > 1 and settings.threads is None:
+        options["num_threads"] = max(1, torch.get_num_threads() // settings.tensor_parallel)
+    return EngineConfig(
+        **options,
+        feature_layers=partial(attached_layers, settings),
+        beside_bytes=memory.weight_bytes,
+        beside_page_bytes=memory.page_bytes,
+    )
