@@ -166,7 +166,7 @@ def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafters": ("nonsense",)}, "must be among fused, model, ngram, staged, lookahead, early_exit"),
+        ({"drafters": ("nonsense",)}, "must be among fused, model, ngram, suffix, staged, lookahead, early_exit"),
         ({"drafters": ()}, "must name at least one drafter"),
         ({"drafters": ("ngram", "ngram")}, "each once"),
         ({"drafters": ("model",), "model": ""}, "--model: must be given for the drafter `model`"),
@@ -176,7 +176,7 @@ def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):
         ({"early_exit_layers": 0}, "early_exit_layers"),
         ({"model_branches": 0}, "model_branches"),
         ({"model_branches": 17}, "model_branches"),
-        ({"model_depth": -1}, "model_depth"),
+        ({"suffix_memory": "max_bytes=1"}, "suffix_memory"),
         (
             {"drafters": ("lookahead",), "model": "", "early_exit_model": ""},
             "--lookahead-model or --model or --early-exit",

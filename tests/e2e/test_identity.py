@@ -16,6 +16,7 @@ CELLS = [
     "float32-t0.8-ngram_chain-k4-c8",
     "float32-t0.8-early_exit_tree-k4-c8",
     "float32-t0-staged-k4-c8",
+    "float32-t0.8-suffix-k4-c8",
     "float32-t0-lookahead-k8-c8",
     "float32-t0.8-fused-kauto-c8",
     "bfloat16-t0.8-model_tree-k4-c8-preemption",
@@ -31,6 +32,9 @@ FURTHER = [
     "bfloat16-t0-ngram@attached-k4-c8-preemption",
     "float32-t0-ngram@attached-k8-c8",
     "float32-t0.8-ngram_chain@attached-k4-c1",
+    "float32-t0.8-suffix_chain-k8-c8",
+    "bfloat16-t0.8-suffix@attached-k4-c8-preemption",
+    "bfloat16-t0-suffix_chain@attached-k8-c1",
 ]
 """Cells whose drafters, lengths, temperatures and services occur in other cells, too."""
 PARALLEL = [

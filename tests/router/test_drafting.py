@@ -251,3 +251,14 @@ async def test_settings_that_are_refused_in_a_reply_that_has_begun_end_nothing(b
     pool.worker.open = lambda *_: refusing
     assert not (await drafts.draft([], 4, takes_trees=False)).ids
     assert not drafts.is_available
+
+
+def test_workers_receive_an_opaque_hash_of_the_tenant() -> None:
+    hashes = [
+        GenerationRequest("r", [1], SamplingParams(), VERIFICATION_MODE_COUPLED, (), 9, tenant=tenant)
+        .open_entry(1, [])
+        .tenant_hash
+        for tenant in ("research", "research", "sales", "")
+    ]
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 3
+    assert all(len(tenant_hash) == 16 and b"research" not in tenant_hash for tenant_hash in hashes)

@@ -144,6 +144,7 @@ def test_an_answer_is_reported_with_what_its_counts_say(reader: InMemoryMetricRe
 
 def test_a_workers_load_is_reported_under_its_names(reader: InMemoryMetricReader) -> None:
     load = Load(running=1, waiting=2, free_pages=3, total_pages=4, preemptions=5, cached_tokens=6, snapshot_bytes=7)
+    load.MergeFrom(Load(memory_documents=8, memory_tokens=9, memory_hits=10, memory_evictions=11))
     worker: Any = Mock(is_ready=True, link=Mock(load=load, role="verify", address="a:1"))
     observe_workers([worker])
     assert {name: point.value for name, point in points(reader)} == {
@@ -155,6 +156,10 @@ def test_a_workers_load_is_reported_under_its_names(reader: InMemoryMetricReader
         names.METRIC_WORKER_PREEMPTIONS: 5,
         names.METRIC_WORKER_CACHED_TOKENS: 6,
         names.METRIC_WORKER_SNAPSHOT_BYTES: 7,
+        names.METRIC_WORKER_MEMORY_DOCUMENTS: 8,
+        names.METRIC_WORKER_MEMORY_TOKENS: 9,
+        names.METRIC_WORKER_MEMORY_HITS: 10,
+        names.METRIC_WORKER_MEMORY_EVICTIONS: 11,
     }
 
 
@@ -194,6 +199,10 @@ async def test_workers_are_reported_with_the_load_they_last_said(
         (names.METRIC_WORKER_PREEMPTIONS, "verify"): load.preemptions,
         (names.METRIC_WORKER_CACHED_TOKENS, "verify"): load.cached_tokens,
         (names.METRIC_WORKER_SNAPSHOT_BYTES, "verify"): load.snapshot_bytes,
+        (names.METRIC_WORKER_MEMORY_DOCUMENTS, "verify"): load.memory_documents,
+        (names.METRIC_WORKER_MEMORY_TOKENS, "verify"): load.memory_tokens,
+        (names.METRIC_WORKER_MEMORY_HITS, "verify"): load.memory_hits,
+        (names.METRIC_WORKER_MEMORY_EVICTIONS, "verify"): load.memory_evictions,
     }
 
 

@@ -278,6 +278,7 @@ REFUSED_OPENS = [
     ({"eos_token_ids": [64]}, "open.eos_token_ids[0] = 64"),
     ({"traceparent": "t" * 257}, "open.traceparent = 257 bytes"),
     ({"drafter": DrafterChoice(name="d" * 257)}, "open.drafter.name = 257 bytes"),
+    ({"tenant_hash": b"t" * 65}, "open.tenant_hash = 65 bytes: must be at most 64"),
     ({"num_prompt_logprobs_sent": 1}, "open.num_prompt_logprobs_sent = 1: must be 0 without sampling.prompt_logprobs"),
     (
         {"num_prompt_logprobs_sent": 2, "sampling": SamplingParams(seed=1, prompt_logprobs=0)},

@@ -79,6 +79,8 @@ def _model_table(model: ModelInfo) -> Table:
         grid.add_row("memory", memory)
     if memory := _memory(model.draft_workers):
         grid.add_row("draft memory", memory)
+    if texts := _earlier_texts((*model.verify_workers, *model.draft_workers)):
+        grid.add_row("earlier texts", texts)
     grid.add_row("chat template", "yes" if model.has_chat_template else "no")
     grid.add_row("fill-in-the-middle", "yes" if model.supports_infill else "no")
     grid.add_row("drafters", _drafters(model))
@@ -127,6 +129,14 @@ def _memory(workers: Sequence[WorkerStatus]) -> str:
         held = "/".join(f"{worker.snapshot_bytes / 1e6:.1f}" for worker in told)
         beside += f", snapshots of states {held} of at most {limit / 1e6:.1f} MB"
     return f"{known}{beside}"
+
+
+def _earlier_texts(workers: Sequence[WorkerStatus]) -> str:
+    """Size and use of the memories of all workers; empty if they hold nothing."""
+    num_documents = sum(worker.memory_documents for worker in workers)
+    num_tokens = sum(worker.memory_tokens for worker in workers)
+    num_hits = sum(worker.memory_hits for worker in workers)
+    return f"{num_documents} of {num_tokens} tokens, {num_hits} drafts from them" if num_documents else ""
 
 
 def _worker_table(workers: Sequence[WorkerStatus]) -> Table:

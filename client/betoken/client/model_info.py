@@ -93,6 +93,14 @@ class WorkerStatus:
     """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
     tensor_parallel_degree: int
     """Processes that share its model's layers; tokens do not depend on it. 0 = not known."""
+    memory_documents: int
+    """Earlier texts that its drafters keep to draft from; 0 without such a drafter."""
+    memory_tokens: int
+    """Tokens of these texts."""
+    memory_hits: int
+    """Drafts from earlier texts since its start."""
+    memory_evictions: int
+    """Earlier texts evicted since its start."""
     is_synthetic: bool
     """Whether it simulates its model: tokens, acceptance and times are made up."""
     mask_token_id: int | None

@@ -46,6 +46,8 @@ class Open:
     """Grammar of a constraint, behind `output_ids`; the core moves a copy of it."""
     predicted_ids: Sequence[int] = ()
     """Ids that the output is expected to be, for its drafter; empty = none."""
+    tenant: bytes = b""
+    """Opaque id of its tenant; empty = not known."""
     span: Span = field(default=INVALID_SPAN, compare=False, repr=False)
     """Ends when the sequence does."""
 
@@ -62,6 +64,7 @@ class Open:
             wants_probs=self.wants_probs,
             draft_affects_output=self.draft_affects_output,
             predicted_ids=self.predicted_ids,
+            tenant=self.tenant,
             span=self.span,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from betoken.common.errors import BetokenError, InternalError
 from betoken.draft_worker.commands import Commit, DraftCommand, Open, RequestDraft
-from betoken.drafters.drafter import Drafter
+from betoken.drafters.drafter import Drafter, memory_counts
 from betoken.drafters.host.host import DrafterHost
 from betoken.drafters.host.hosted import Answer, HostedSequence
 from betoken.engine.page_table import PageTable
@@ -101,7 +101,7 @@ class DraftCore:
         """How busy the worker is."""
         num_free = sum(table.num_free for table in self._page_tables)
         num_pages = sum(table.num_pages for table in self._page_tables)
-        return WorkerLoad(len(self._sequences), 0, num_free, num_pages)
+        return WorkerLoad(len(self._sequences), 0, num_free, num_pages, memory=memory_counts(self.host.drafters))
 
     def _run(self, command: Commit | RequestDraft) -> None:
         # If a commit's sequence is unknown, its error is on the way to the router.

@@ -121,6 +121,7 @@ class DraftLinkHandler(EntryHandler[DraftCommand, DraftLinkResponse]):
             deadline_s=deadline_s,
             grammar=grammar,
             predicted_ids=Prompt(entry.predicted_ids),
+            tenant=entry.tenant_hash,
             span=sequence_span(entry, "draft", self._worker_id),
         )
 

@@ -1,11 +1,12 @@
 """The `Drafter` protocol: one way of guessing, for any number of sequences. Knows no links and no target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from betoken.common.economy.memory_counts import MemoryCounts
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.tree import num_sound
 from betoken.engine.sampling import SamplingParams
@@ -56,6 +57,8 @@ class DraftSequence:
     """Whether a request of it is unanswered."""
     predicted_ids: Sequence[int] = ()
     """Predicted output, perhaps with differences; empty = none."""
+    tenant: bytes = b""
+    """Opaque id of its tenant; empty = not known."""
     rules: "SequenceRules | None" = None
     """Logits processors, constraint included; None if no model of the worker needs them."""
     has_shared_rules: bool = False
@@ -239,6 +242,12 @@ class ComposedDrafter(Drafter, Protocol):
     def views(self, sequence: DraftSequence) -> Mapping[str, DraftSequence]:
         """The sequence as the sources that hold it know it, by their names."""
         ...
+
+
+def memory_counts(drafters: Iterable[Drafter]) -> MemoryCounts:
+    """Sum of the counts of drafters that have `memory_counts`, as those with a memory of earlier texts do."""
+    kept = [drafter.memory_counts for drafter in drafters if hasattr(drafter, "memory_counts")]
+    return MemoryCounts(*map(sum, zip(MemoryCounts(), *kept, strict=True)))
 
 
 def source_names(drafter: Drafter) -> Sequence[str]:

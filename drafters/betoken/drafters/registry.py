@@ -14,6 +14,7 @@ _FOLDERS = (
     "fused",
     "model",
     "ngram",
+    "suffix",
     "staged",
     "lookahead",
     "early_exit",

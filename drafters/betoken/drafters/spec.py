@@ -46,6 +46,10 @@ class DrafterContext(Protocol):
         """The hosted drafters except `name`, in the order of the settings."""
         ...
 
+    def tokenizer_text(self) -> str:
+        """The target's tokenizer, or the draft model's, as the text of a tokenizer.json; empty if none is known."""
+        ...
+
     @property
     def target(self) -> ModelRunner:
         """The target that an attached drafter drafts for: its description, and the parts it shares."""

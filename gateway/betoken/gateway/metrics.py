@@ -149,6 +149,10 @@ class _Workers:
             (names.METRIC_WORKER_SNAPSHOT_BYTES, "Bytes of snapshots of recurrent states.", "snapshot_bytes"),
             (names.METRIC_WORKER_PREEMPTIONS, "Sequences that lost their pages, since its start.", "preemptions"),
             (names.METRIC_WORKER_CACHED_TOKENS, "Tokens whose KV was reused, since its start.", "cached_tokens"),
+            (names.METRIC_WORKER_MEMORY_DOCUMENTS, "Earlier texts that drafters keep.", "memory_documents"),
+            (names.METRIC_WORKER_MEMORY_TOKENS, "Tokens of these texts.", "memory_tokens"),
+            (names.METRIC_WORKER_MEMORY_HITS, "Drafts from earlier texts, since its start.", "memory_hits"),
+            (names.METRIC_WORKER_MEMORY_EVICTIONS, "Texts evicted, since its start.", "memory_evictions"),
         ):
             yield _gauge(name, text, [(worker.role, worker.address, getattr(worker, field)) for worker in known])
 

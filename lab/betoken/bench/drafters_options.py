@@ -34,6 +34,8 @@ class DraftersOptions:
     drafters: list[Side]
     num_draft_tokens: int | None
     repeats: int
+    samples: int
+    """Answers per prompt with different seeds; each is a pass over all prompts."""
     temperature: float
     dtype: str
     device: str
@@ -96,6 +98,7 @@ class DraftersOptions:
             "max_new_tokens": self.max_new_tokens,
             "drafters": [side.name for side in self.drafters],
             "num_draft_tokens": self.num_draft_tokens,
+            **({"samples": self.samples} if self.samples > 1 else {}),
             "temperature": self.temperature,
             "dtype": self.dtype,
             "device": self.device,
@@ -126,6 +129,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> DraftersOptions:
     add_weights(parser)
     add("--num-draft-tokens", type=positive, help="tokens per draft block (default: the router's choice)")
     add("--repeats", type=positive, default=1, help="passes over the prompts")
+    add("--samples", type=positive, default=1, help="answers per prompt with different seeds, each in its own pass")
     add("--temperature", type=temperature, default=0.0, help="0 = greedy")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of all models on all sides")
     add("--device", default="cpu", help="of all models on all sides, e.g. cuda:0")

@@ -27,6 +27,8 @@ from betoken.client import Completion
 
 TRIAL_TOKENS = 48
 NUM_WARM_UPS = 2
+SEED_STEP = 1_000_003
+"""Distance between the seeds of two samples of a prompt."""
 METHODS = {name: method for method, name in BASELINE_NAMES.items()}
 MT_BENCH = frozenset(
     {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"},
@@ -46,7 +48,7 @@ class DraftersRunner:
     _versions: dict[str, str] = field(default_factory=describe_versions)
 
     async def run(self, prompts: dict[str, list[Prompt]]) -> None:
-        """Measure the prompts of each file, by name, in `options.repeats` passes.
+        """Measure the prompts of each file, by name, in `options.repeats` passes per sample.
 
         Raises:
             ValueError: no prompt fits the context with its answer.
@@ -56,7 +58,7 @@ class DraftersRunner:
             raise ValueError(f"no prompt fits the context with --max-new-tokens {self.options.max_new_tokens}")
         tasks = [
             (Task(name, prompt.index, repeat), prompt)
-            for repeat in range(self.options.repeats)
+            for repeat in range(self.options.repeats * self.options.samples)
             for name, prompt in interleave(selected)
         ]
         missing = [(task, prompt) for task, prompt in tasks if task not in self.store.done]
@@ -100,9 +102,9 @@ class DraftersRunner:
             self.baseline.num_threads = self.store.num_threads
         for prompt in prompts:
             for side in (PLAIN_DECODING, *self.options.drafters):
-                await self._ours(side, prompt)
+                await self._ours(side, prompt, prompt.index, tenant="warm-up")
             for method in self._methods():
-                await self._theirs(method, prompt)
+                await self._theirs(method, prompt, prompt.index)
 
     async def _measure(self, task: Task, prompt: Prompt) -> PromptRun:
         ours: dict[str, TimedCompletion] = {}
@@ -110,31 +112,34 @@ class DraftersRunner:
         runs: dict[str, SideRun] = {}
         sides = {side.name: side for side in (PLAIN_DECODING, *self.options.drafters)}
         load_average = os.getloadavg()[0]
+        seed = prompt.index + SEED_STEP * (task.repeat % self.options.samples)
         for name in shuffled([*sides, *map(BASELINE_NAMES.__getitem__, self._methods())], task):
             if name in sides:
-                answer = ours[name] = await self._ours(sides[name], prompt)
+                answer = ours[name] = await self._ours(sides[name], prompt, seed, tenant=name[:128])
                 stats = answer.completion.speculation if name != PLAIN_DECODING.name else None
                 runs[name] = SideRun(len(answer.completion.output_ids), answer.seconds, stats)
             else:
-                run = theirs[name] = await self._theirs(METHODS[name], prompt)
+                run = theirs[name] = await self._theirs(METHODS[name], prompt, seed)
                 runs[name] = SideRun(len(run.ids), run.seconds)
         identity = await self._compare(prompt, {name: answer.completion for name, answer in ours.items()}, theirs)
         category = category_of(prompt, self.options.category)
         return PromptRun(task, category, runs, identity, self._versions["commit"], round(load_average, 2))
 
-    async def _ours(self, side: Side, prompt: Prompt) -> TimedCompletion:
+    async def _ours(self, side: Side, prompt: Prompt, seed: int, tenant: str) -> TimedCompletion:
+        """One answer of a side. Sides are different tenants, so that no memory across requests serves two of them."""
         options = self.options
         return await generate(
             self.stacks[side.variant].client,
             prompt.text,
-            sampling(options.max_new_tokens, options.temperature, seed=prompt.index, ignore_eos=True),
+            sampling(options.max_new_tokens, options.temperature, seed=seed, ignore_eos=True),
             side.speculation(options.num_draft_tokens),
+            tenant=tenant,
         )
 
-    async def _theirs(self, method: str, prompt: Prompt) -> BaselineRun:
+    async def _theirs(self, method: str, prompt: Prompt, seed: int) -> BaselineRun:
         assert self.baseline is not None
         generate = self.baseline.generate
-        return await asyncio.to_thread(generate, method, prompt.text, self.options.max_new_tokens, seed=prompt.index)
+        return await asyncio.to_thread(generate, method, prompt.text, self.options.max_new_tokens, seed=seed)
 
     def _methods(self) -> list[str]:
         return list(self.baseline.num_threads) if self.baseline is not None else []

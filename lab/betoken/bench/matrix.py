@@ -50,20 +50,23 @@ DRAFTINGS = (
     Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
     Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
+    Drafting("suffix_chain", "suffix", (("max_branches", "1"),)),
     Drafting("ngram@attached", "ngram", (), True),
     Drafting("ngram_chain@attached", "ngram", (("max_branches", "1"),), True),
+    Drafting("suffix@attached", "suffix", (), True),
+    Drafting("suffix_chain@attached", "suffix", (("max_branches", "1"),), True),
     Drafting("fused@attached", "fused", (), True),
     *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
     *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in WITH_WEIGHTS),
 )
-"""As each drafter does it by default, `ngram`, `lookahead` and drafters with their own weights with trees; and the
-other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
+"""As each drafter does it by default, `ngram`, `suffix`, `lookahead` and drafters with their own weights with trees,
+and the other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
 
 
 BY_COST_DRAFTINGS = tuple(
     drafting
     for drafting in DRAFTINGS
-    if drafting.label in ("ngram", "fused") or (drafting.is_attached and not drafting.settings)
+    if drafting.label in ("ngram", "suffix", "fused") or (drafting.is_attached and not drafting.settings)
 )
 """Draftings whose draft lengths may follow costs."""
 
@@ -177,7 +180,7 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["pard"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["pard_tree"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["pard"], disturbance=Disturbance.DRAFT_KILLED)
-    for name in ("ngram@attached", "fused@attached", *WITH_WEIGHTS):
+    for name in ("ngram@attached", "suffix@attached", "fused@attached", *WITH_WEIGHTS):
         yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
         yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.VERIFY_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)

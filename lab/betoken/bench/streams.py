@@ -45,10 +45,11 @@ async def generate(
     sampling: Sampling,
     speculation: Speculation,
     on_tokens: Callable[[int], None] | None = None,
+    tenant: str = "",
 ) -> TimedCompletion:
     """Run one stream to its end; `on_tokens` hears how many tokens each piece brought."""
     start = time.perf_counter()
-    generation = client.generate(prompt, sampling=sampling, speculation=speculation)
+    generation = client.generate(prompt, sampling=sampling, speculation=speculation, tenant=tenant)
     async for piece in generation:
         if on_tokens is not None:
             on_tokens(len(piece.tokens))

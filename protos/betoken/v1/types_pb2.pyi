@@ -104,7 +104,7 @@ class StepCost(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., context: _Optional[int] = ..., ns: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price", "cached_tokens", "snapshot_bytes", "step_time_ratio")
+    __slots__ = ("running", "waiting", "free_pages", "total_pages", "preemptions", "tokens_per_s", "row_price", "cached_tokens", "snapshot_bytes", "step_time_ratio", "memory_documents", "memory_tokens", "memory_hits", "memory_evictions")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,10 @@ class Load(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_HITS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_pages: int
@@ -125,7 +129,11 @@ class Load(_message.Message):
     cached_tokens: int
     snapshot_bytes: int
     step_time_ratio: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., step_time_ratio: _Optional[float] = ...) -> None: ...
+    memory_documents: int
+    memory_tokens: int
+    memory_hits: int
+    memory_evictions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., preemptions: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., row_price: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., step_time_ratio: _Optional[float] = ..., memory_documents: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., memory_hits: _Optional[int] = ..., memory_evictions: _Optional[int] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("protocol_version", "router_id")
@@ -224,7 +232,7 @@ class LinkError(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha", "num_prompt_logprobs_sent")
+    __slots__ = ("sequence_id", "prompt_ids", "committed_ids", "sampling", "mode", "eos_token_ids", "max_length", "traceparent", "deadline_ms", "drafter", "constraint", "predicted_ids", "posterior_threshold", "posterior_alpha", "num_prompt_logprobs_sent", "tenant_hash")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +248,7 @@ class OpenSequence(_message.Message):
     POSTERIOR_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     POSTERIOR_ALPHA_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_SENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_HASH_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     committed_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -255,7 +264,8 @@ class OpenSequence(_message.Message):
     posterior_threshold: float
     posterior_alpha: float
     num_prompt_logprobs_sent: int
-    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ..., num_prompt_logprobs_sent: _Optional[int] = ...) -> None: ...
+    tenant_hash: bytes
+    def __init__(self, sequence_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., committed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., traceparent: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., drafter: _Optional[_Union[DrafterChoice, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., predicted_ids: _Optional[_Iterable[int]] = ..., posterior_threshold: _Optional[float] = ..., posterior_alpha: _Optional[float] = ..., num_prompt_logprobs_sent: _Optional[int] = ..., tenant_hash: _Optional[bytes] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice", "lark")

@@ -32,7 +32,7 @@ def test_every_combination_is_in_the_matrix() -> None:
     }
     labels = [drafting.label for drafting in DRAFTINGS]
     wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
-    by_cost = ["none", "ngram", "fused", "ngram@attached", "fused@attached", *WITH_WEIGHTS]
+    by_cost = ["none", "ngram", "suffix", "fused", "ngram@attached", "suffix@attached", "fused@attached", *WITH_WEIGHTS]
     wanted |= set(product(DTYPES, TEMPERATURES, by_cost, [BY_COST], CONCURRENCIES))
     assert undisturbed == wanted
 
@@ -43,7 +43,9 @@ def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by
     assert labels >= {*DRAFTERS, *WITH_WEIGHTS}, "stores of results know these names"
     assert labels >= set(ATTACHABLE) - {"grammar"}
     ways = {name: [d for d in DRAFTINGS if d.drafter == name and not d.is_attached] for name in DRAFTERS}
-    assert {drafter for drafter, of in ways.items() if len(of) >= 2} == {"model", "early_exit", "ngram", "lookahead"}
+    assert {drafter for drafter, of in ways.items() if len(of) >= 2} == {
+        *("model", "early_exit", "ngram", "suffix", "lookahead")
+    }
     assert [drafting.label for drafting in DRAFTINGS if drafting.is_parallel] == ["pard", "pard_tree"]
     attached = [drafting.drafter for drafting in DRAFTINGS if drafting.is_attached and drafting.drafter != "fused"]
     assert {attached.count(name) for name in attached} == {2}
@@ -60,6 +62,6 @@ def test_each_service_set_is_started_once_and_references_come_first() -> None:
     for dtype in DTYPES:
         own = [services for services in sets if services.dtype == dtype]
         # Plain and few pages, of both kinds of draft model; each attached drafter, and its spare too.
-        assert len(own) == 4 + 3 * (2 + len(WITH_WEIGHTS))
+        assert len(own) == 4 + 3 * (3 + len(WITH_WEIGHTS))
     for index, cell in enumerate(CELLS):
         assert cell.reference in CELLS[: index + 1]

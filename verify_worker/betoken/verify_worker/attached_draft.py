@@ -23,6 +23,7 @@ def draft_sequence(seq: VerifySequence) -> DraftSequence:
         wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
         draft_affects_output=seq.mode is not VerificationMode.COUPLED,
         predicted_ids=seq.opened.predicted_ids,
+        tenant=seq.opened.tenant,
         rules=seq.rules,
         has_shared_rules=True,
         span=seq.span,

@@ -51,6 +51,8 @@ class Open:
     """Deadline, seconds of `time.monotonic`; None = none."""
     predicted_ids: Sequence[int] = ()
     """Ids that the output is expected to be, for its drafter; empty = none."""
+    tenant: bytes = b""
+    """Opaque id of its tenant; empty = not known."""
     num_prompt_logprobs: int | None = None
     """Most likely ids reported per prompt token, 0 to 20; None = no logprobs of the prompt."""
     num_sent: int = 0

@@ -16,6 +16,7 @@ from betoken.common.errors import (
     InvalidArgumentError,
 )
 from betoken.common.names import NUM_ACCEPTED, NUM_DRAFT_TOKENS
+from betoken.drafters.drafter import memory_counts
 from betoken.engine.bring_up.step_costs import StepCost
 from betoken.engine.errors import RankLostError
 from betoken.engine.runner import ModelRunner
@@ -267,6 +268,7 @@ class VerifyCore:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             snapshot_bytes=len(table.snapshots) * self._runner.snapshot_bytes if table.snapshots is not None else 0,
             step_time_ratio=float(f"{self._price.step_time_ratio:.1e}"),
+            memory=memory_counts(self._attached.host.drafters),
         )
 
 

@@ -120,6 +120,7 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
             drafter=entry.drafter.name,
             drafter_settings=dict(entry.drafter.settings),
             predicted_ids=Prompt(entry.predicted_ids),
+            tenant=entry.tenant_hash,
             num_prompt_logprobs=entry.sampling.prompt_logprobs if entry.sampling.HasField("prompt_logprobs") else None,
             num_sent=entry.num_prompt_logprobs_sent,
             span=sequence_span(entry, "verify", self._hello.worker_id),

@@ -82,6 +82,10 @@ class DrafterHost:
         """Whether a drafter can draft ahead."""
         return any(map(has_ahead_work, self._drafters.values()))
 
+    @property
+    def drafters(self) -> Iterable[Drafter]:
+        return self._drafters.values()
+
     def find(self, key: SequenceKey) -> HostedSequence | None:
         """The hosted sequence of this key; None without one."""
         return self._open.get(key)
@@ -166,10 +170,7 @@ class DrafterHost:
             self._restart(hosted)
 
     def reload(self, drafters: Mapping[str, Drafter]) -> None:
-        """Replace drafters between two steps, for instance by ones with new weights.
-
-        Their sequences are reopened in the new ones, and open requests start again.
-        """
+        """Replace drafters between two steps; their sequences are reopened, and open requests start again."""
         affected = [hosted for hosted in self._open.values() if not self._reach[hosted.name].isdisjoint(drafters)]
         for hosted in affected:
             hosted.release()
@@ -274,11 +275,10 @@ class DrafterHost:
             return answers
         if late_ids := hosted.end_work():
             self.commit(hosted, late_ids)
-        if hosted.late_rows:
-            late, hosted.late_rows = hosted.late_rows, []
-            for rows in late:
-                for reader in self._readers:
-                    self._feed_rows(reader, [hosted], rows)
+        late, hosted.late_rows = hosted.late_rows, []
+        for rows in late:
+            for reader in self._readers:
+                self._feed_rows(reader, [hosted], rows)
         return answers + self._start_queued(hosted) if hosted.requests else answers
 
     def _start_queued(self, hosted: HostedSequence) -> list[Answer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from betoken.common.tokenizer_json import tokenizer_text
 from betoken.drafters.drafter import Drafter
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.drafters.registry import SPECS
@@ -89,6 +90,12 @@ class DrafterMaker:
         """See `DrafterContext`."""
         return {other: self.drafter(other) for other in self._names if other != name and _is_source(other)}
 
+    def tokenizer_text(self) -> str:
+        """See `DrafterContext`."""
+        if self._target is not None:
+            return self._target.info.tokenizer_text()
+        return (self.settings.model and tokenizer_text(self.settings.model)) or ""
+
     def _used(self, name: str) -> str | None:
         return SPECS[name].used(self.settings) if name in SPECS else None
 
@@ -101,10 +108,9 @@ class DrafterMaker:
 
 def source_infos(specs: Iterable[DrafterSpec], names: Sequence[str] = ()) -> list[SourceInfo]:
     """Names, colours and kinds of the sources of draft tokens: the specs', and plug-ins among `names`."""
+    by_name = {source.name: source for spec in specs for source in spec.sources}
     infos = [
-        SourceInfo(name=source.name, explains=source.explains, colour=source.colour)
-        for spec in specs
-        for source in spec.sources
+        SourceInfo(name=source.name, explains=source.explains, colour=source.colour) for source in by_name.values()
     ]
     plugins = [name for name in names if is_plugin_path(name)]
     return infos + [

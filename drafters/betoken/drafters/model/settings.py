@@ -17,5 +17,4 @@ class ModelSettings(SequenceSettings):
         "Ids on the longest path of a tree of `model` or `early_exit`; 0 = its number of nodes.",
         0,
         512,
-        option="model_depth",
     )

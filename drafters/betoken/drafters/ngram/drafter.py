@@ -140,6 +140,18 @@ class NgramLookup:
             scores = self._scored(terms.max_tokens, terms, match).scores
         return sum(scores) if terms.is_worth(scores) else 0.0
 
+    def scores(self, draft_ids: list[int], is_corrected: bool) -> list[float]:
+        """How likely each token of the last draft is accepted, corrected by results of earlier drafts or not."""
+        if self._last is not None and self._last.draft_ids == draft_ids:
+            return self._last.scores if is_corrected else self._last.shares
+        return self.chain_scores(len(draft_ids), is_corrected)
+
+    def chain_scores(self, num_tokens: int, is_corrected: bool) -> list[float]:
+        """Scores of a chain of the most recent continuations, as if no other continuation had occurred."""
+        length = self._match()[1]
+        shares = [length / (length + depth) for depth in range(1, num_tokens + 1)]
+        return [self._calibration.score(share) for share in shares] if is_corrected else shares
+
     def _scored(self, num_tokens: int, terms: DraftTerms | None, match: tuple[int, int]) -> "_ScoredDraft":
         """The tree for that number, or for the terms, made once."""
         asked = terms or num_tokens
@@ -222,13 +234,10 @@ class NgramDrafter(ImmediateDrafter):
         return bool(self._requests or self._behind)
 
     def open(self, sequence: DraftSequence) -> None:
-        settings = self._settings.override(sequence.settings)
         prediction = Prediction(sequence.predicted_ids) if sequence.predicted_ids else None
         if prediction is not None:
             prediction.follow(sequence.output_ids)
-        self._lookups[sequence] = NgramLookup(
-            settings, sequence.ids, self._calibration, prediction, self._of_predictions
-        )
+        self._lookups[sequence] = self._lookup_of(sequence, prediction)
         self._note_if_behind(sequence)
 
     def commit(self, sequence: DraftSequence, ids: list[int]) -> None:
@@ -251,6 +260,10 @@ class NgramDrafter(ImmediateDrafter):
         answers = super().step()
         self._requests |= waiting
         return answers
+
+    def _lookup_of(self, sequence: DraftSequence, prediction: Prediction | None) -> NgramLookup:
+        settings = self._settings.override(sequence.settings)
+        return NgramLookup(settings, sequence.ids, self._calibration, prediction, self._of_predictions)
 
     def _note_if_behind(self, sequence: DraftSequence) -> None:
         if self._lookups[sequence].is_current:

@@ -4,13 +4,15 @@ Source: the scoring by frequency follows SuffixDecoding (Oliaro et al., arXiv:24
 """
 
 import heapq
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from betoken.drafters.ngram.suffix_automaton import SuffixAutomaton
 
+StateT = TypeVar("StateT")
 
-class _Candidate(NamedTuple):
+
+class _Candidate(NamedTuple, Generic[StateT]):
     """A node not yet taken; sorts by score, then by age."""
 
     negative_score: float
@@ -18,7 +20,7 @@ class _Candidate(NamedTuple):
     token_id: int
     parent: int
     depth: int
-    state: int
+    state: StateT
     length: int
     """Length of the match that proposed the node's children, tokens."""
 
@@ -42,18 +44,38 @@ def grow_tree(
     Args: automaton: of exactly `ids`. match: state and length of the matched suffix, at least 1 long. min_score: lowest
     score of every node except the first, whose result calibrates the scores.
     """
+
+    def expand(state: int, length: int) -> tuple[int, Iterable[tuple[float, int, int]]]:
+        if not automaton.continuations(state):  # the present: go on as the match itself does
+            state, length = match
+        return length, _shares(automaton, ids, state, max_branches)
+
+    return grow_scored(expand, *match, num_nodes=num_nodes, max_depth=max_depth, min_score=min_score)
+
+
+def grow_scored(
+    expand: Callable[[StateT, int], tuple[int, Iterable[tuple[float, int, StateT]]]],
+    state: StateT,
+    length: int,
+    *,
+    num_nodes: int,
+    max_depth: int,
+    min_score: float,
+) -> tuple[list[int], list[int], list[float]]:
+    """A tree of at most `num_nodes` continuations as draft_ids [K], parents [K] and scores [K]; see `grow_tree`.
+
+    `expand`: gives the length of a state's match, and share, token id and state of each of its continuations.
+    """
     draft_ids: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    candidates: list[_Candidate] = []
+    candidates: list[_Candidate[StateT]] = []
     node, depth, score = -1, 0, 1.0
-    state, length = match
     num_pushed = 0
     while True:
         if depth < max_depth:
-            if not automaton.continuations(state):  # the present: go on as the match itself does
-                state, length = match
-            for share, token_id, target in _shares(automaton, ids, state, max_branches):
+            length, continuations = expand(state, length)
+            for share, token_id, target in continuations:
                 child_score = score * share * length / (length + 1)
                 child = _Candidate(-child_score, num_pushed, token_id, node, depth + 1, target, length + 1)
                 heapq.heappush(candidates, child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from betoken.router.policy.account import Account
 from betoken.router.request.worker_identity import WorkerIdentity
@@ -15,6 +16,7 @@ from betoken.router.text.answer import StopRules
 from betoken.v1.types_pb2 import Constraint, DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
 _WAITING_SHARE = 0.9
+_TENANT_HASH_BYTES = 16
 
 
 def waiting_s(most_s: float, left_s: float | None) -> float:
@@ -129,6 +131,7 @@ class GenerationRequest:
             drafter=drafter,
             constraint=self.constraint,
             predicted_ids=self.predicted_ids if is_predicting else (),
+            tenant_hash=sha256(self.tenant.encode()).digest()[:_TENANT_HASH_BYTES],
         )
         if num_received_logprobs is not None and num_received_logprobs < self.num_prompt_logprobs:
             entry.num_prompt_logprobs_sent = num_received_logprobs

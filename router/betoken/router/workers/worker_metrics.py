@@ -22,11 +22,15 @@ _GAUGES = {
     names.METRIC_WORKER_PAGES_FREE: "free_pages",
     names.METRIC_WORKER_PAGES_LIMIT: "total_pages",
     names.METRIC_WORKER_SNAPSHOT_BYTES: "snapshot_bytes",
+    names.METRIC_WORKER_MEMORY_DOCUMENTS: "memory_documents",
+    names.METRIC_WORKER_MEMORY_TOKENS: "memory_tokens",
 }
 """Metric to the field of `Load`, which counts what all routers have on the worker."""
 _COUNTERS = {
     names.METRIC_WORKER_PREEMPTIONS: "preemptions",
     names.METRIC_WORKER_CACHED_TOKENS: "cached_tokens",
+    names.METRIC_WORKER_MEMORY_HITS: "memory_hits",
+    names.METRIC_WORKER_MEMORY_EVICTIONS: "memory_evictions",
 }
 """Counters of the worker since its start."""
 

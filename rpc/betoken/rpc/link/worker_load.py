@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from betoken.common.economy.memory_counts import MemoryCounts
 from betoken.v1.types_pb2 import Load
 
 SequenceKey = tuple[int, int]
@@ -11,7 +12,7 @@ SequenceKey = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """Sequences at work, sequences waiting, KV pages, since the start preemptions and tokens found in the prefix cache,
-    speed and price of a row, bytes of snapshots, and the correction of measured step times."""
+    speed and price of a row, bytes of snapshots, the correction of measured step times, and the drafters' memory."""
 
     num_running: int
     num_waiting: int
@@ -23,6 +24,7 @@ class WorkerLoad:
     num_cached_tokens: int = 0
     snapshot_bytes: int = 0
     step_time_ratio: float = 0.0
+    memory: MemoryCounts = MemoryCounts()
 
     def to_message(self) -> Load:
         return Load(
@@ -36,4 +38,8 @@ class WorkerLoad:
             cached_tokens=self.num_cached_tokens,
             snapshot_bytes=self.snapshot_bytes,
             step_time_ratio=self.step_time_ratio,
+            memory_documents=self.memory.num_documents,
+            memory_tokens=self.memory.num_tokens,
+            memory_hits=self.memory.num_hits,
+            memory_evictions=self.memory.num_evicted,
         )

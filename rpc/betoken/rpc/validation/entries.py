@@ -26,6 +26,7 @@ MAX_DISTRIBUTION_IDS = 64
 MAX_OUTCOMES = 16
 """Outcomes of a verification that a drafter drafts ahead for."""
 MAX_TRACEPARENT_BYTES = 256
+MAX_TENANT_HASH_BYTES = 64
 MAX_EOS_TOKEN_IDS = 64
 MAX_ADDED_EOS_TOKEN_IDS = 16
 """EOS ids that a router adds to the model's: the tokenizer's, and the fill-in-the-middle tokens of a gap."""
@@ -95,6 +96,7 @@ def validate_open(entry: OpenSequence, *, vocab_size: int, max_context: int) -> 
     check_ids("open.eos_token_ids", entry.eos_token_ids, vocab_size)
     check_text("open.traceparent", entry.traceparent, MAX_TRACEPARENT_BYTES)
     check_drafter("open.drafter", entry.drafter)
+    check_count("open.tenant_hash", len(entry.tenant_hash), 0, MAX_TENANT_HASH_BYTES, "bytes")
     if entry.HasField("constraint"):
         _check_constraint(entry)
 
