@@ -47,12 +47,13 @@ def shared_runner(config: EngineConfig, size: int) -> Iterator[ModelRunner]:
 
     def follow_rank(group: RankGroup, loaded: tuple) -> None:
         try:
+            group.wait_for_turn()
             follow_model(replace(config, ranks=group), *loaded)
         except BaseException as error:
             faults.append(error)
 
     with joined(size) as groups:
-        models = [load_model(config, lambda stage, fraction: None) for _ in range(size)]
+        models = [load_model(replace(config, ranks=group), lambda stage, fraction: None) for group in groups]
         threads = [
             threading.Thread(target=follow_rank, args=pair, daemon=True)
             for pair in zip(groups[1:], models[1:], strict=True)

@@ -50,6 +50,10 @@ class RankGroup:
         self.number = next(_numbers)  # an operator takes numbers and tensors, not objects
         _groups[self.number] = self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RankGroup":
+        """Return the group itself: transformers copies configurations, and with them what its loader is given."""
+        return self
+
     @staticmethod
     def of(number: int) -> "RankGroup":
         """Return the group that has this number in this process."""
@@ -90,6 +94,16 @@ class RankGroup:
     def least(self, value: int) -> int:
         """Return the least of all ranks' values."""
         return min(self._values(value))
+
+    def wait_for_turn(self) -> None:
+        """Wait until all ranks before this one have ended their turns."""
+        for _ in range(self.rank):
+            self.least(0)
+
+    def end_turn(self) -> None:
+        """Let the next rank begin, and wait until all after this one have ended their turns, too."""
+        for _ in range(self.size - 1 - self.rank):
+            self.least(0)
 
     def check_equal(self, name: str, texts: Sequence[str]) -> None:
         """Compare texts of a rank with rank 0's.

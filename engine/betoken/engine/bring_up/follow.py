@@ -26,18 +26,21 @@ def follow(config: EngineConfig) -> NoReturn:
         RankLostError: another rank has ended.
     """
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    assert config.ranks is not None, "a rank follows the ranks of its config"
     while True:
+        config.ranks.wait_for_turn()  # one whole model at a time takes this machine's memory
         follow_model(config, *load_model(config, _unheard))
         gc.collect()
 
 
 def follow_model(config: EngineConfig, model: Any, info: ModelInfo) -> None:
-    """Follow rank 0 with a loaded model until rank 0 loads it anew; errors as of `follow`."""
+    """End the turn with a loaded model, and follow rank 0 until it loads the model anew; errors as of `follow`."""
     assert config.ranks is not None, "a rank follows the ranks of its config"
     select_activations(config, model)
     examined = examine(replace(config, self_check=False), model, info, _unheard)
     with refusing(model):
         examined = replace(examined, shapes=split_layers(model, examined.shapes, config.ranks))
+        config.ranks.end_turn()
         forward, _ = prepare(config, examined, _unheard)
     agree(config.ranks, info, forward)
     Follower(model, forward, config.ranks, config.cache_dir or user_cache_dir()).run()

@@ -91,6 +91,8 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
         if config.ranks is not None:
             examined = replace(examined, shapes=split_layers(model, examined.shapes, config.ranks))
+            report("waiting for the other ranks", 0.2)
+            config.ranks.end_turn()
         forward, num_pages = prepare(config, examined, report)
         if config.ranks is not None:
             agree(config.ranks, examined.info, forward)
