@@ -41,10 +41,16 @@ async def slow_drafter(make_cluster: MakeCluster, **settings: Any) -> Cluster:
 
 
 async def test_drafts_that_do_not_pay_are_left_out(make_cluster: MakeCluster) -> None:
-    cluster = await slow_drafter(make_cluster)
+    cluster = await slow_drafter(make_cluster, drafter="model")
     assert await drafts_after(cluster, 3.0) < 40  # all of them would be about 180
     assert await drafts_after(cluster, 0.0, drafter="ngram") > 20  # of another drafter nothing is known for a second
     assert await drafts_after(cluster, 0.0, num_draft_tokens=4) > 100
+
+
+async def test_auto_leaves_drafts_out_if_those_of_no_drafter_pay(make_cluster: MakeCluster) -> None:
+    cluster = await slow_drafter(make_cluster)
+    num_drafts = [await drafts_after(cluster, 5.0), *[await drafts_after(cluster, 0.0) for _ in range(4)]]
+    assert sum(num_drafts) < 200, "five answers with drafts have about 900"
 
 
 async def test_they_may_be_wanted_all_the_same(make_cluster: MakeCluster) -> None:

@@ -63,7 +63,9 @@ async def test_a_wait_for_a_verifier_is_bounded(make_cluster: MakeCluster) -> No
 async def test_many_sequences_of_a_dead_verifier_are_reopened_a_few_at_a_time(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, max_reopens=2, step_s=0.001)
     replies = [
-        asyncio.ensure_future(cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=150, ignore_eos=True))
+        asyncio.ensure_future(
+            cluster.generate(prompt_ids=[i + 1, 2], max_new_tokens=150, ignore_eos=True, num_draft_tokens=4)
+        )
         for i in range(12)
     ]
     await cluster.until(lambda: cluster.verifiers[0].num_blocks > 10)

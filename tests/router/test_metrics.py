@@ -60,7 +60,8 @@ def record(counts: SpeculationCounts, **fields: Any) -> RequestScope:
     """The end of a chat of 3 prompt tokens, 20 of its 25 tokens resumed, that took 9 ms, the first token 1 ms."""
     kept = RequestScope("r", True, "", counts=counts)
     asked = Mock(model="m", prompt_ids=[1, 2, 3], resume_ids=[4] * 20, tenant="t", received_ns=5_000_000)
-    kept.accepted(asked, "ngram")
+    kept.accepted(asked)
+    counts.drafter = "ngram"
     counts.queue_ns, counts.first_token_ns = 500_000, 6_000_000
     kept.num_sent, kept.status, kept.duration_ns = 5, OK, 9_000_000
     kept.finished = Finished(FinishReason.STOP, "", 3, 25, 0, counts, 500_000, 1_000_000, 9_000_000)

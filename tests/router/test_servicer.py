@@ -29,9 +29,9 @@ async def test_the_servicer_releases_the_bytes_of_a_request_with_its_first_messa
     await cluster.until_idle()
 
 
-async def test_the_servicer_names_the_answer_of_each_prompt_logprobs_message(make_cluster: MakeCluster) -> None:
+async def test_the_servicer_names_the_answer_of_each_prompt_logprobs_message() -> None:
     part = PromptLogprobsPart(4, [TokenLogprobs(logprob=-0.5)])
-    response = response_of(part, 2, (await make_cluster()).router.fleet)
+    response = response_of(part, 2)
     assert (response.answer, response.prompt_logprobs.first_position) == (2, 4)
     assert [each.logprob for each in response.prompt_logprobs.logprobs] == [-0.5]
 
@@ -86,7 +86,7 @@ async def test_model_info_and_tokenize(make_cluster: MakeCluster) -> None:
     info = await cluster.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=30)
     assert (info.model, info.vocab_size, info.max_context) == ("fake", cluster.model.vocab_size, 2048)
     assert list(info.drafters) == ["model", "ngram"]
-    assert (info.default_drafter, info.default_num_draft_tokens) == ("model", 0)
+    assert (info.default_drafter, info.default_num_draft_tokens) == ("auto", 0)
     assert info.default_sampling.temperature == 0.0 and info.default_sampling.top_p == 1.0
     assert [worker.state for worker in info.verify_workers] == ["ready", "ready"]
     assert info.verify_workers[0].hello.worker_id and info.verify_workers[0].load.total_pages

@@ -111,9 +111,9 @@ class Bench:
             Verify(key, base_length, tuple(draft_ids), arrived_ns, num_plain_steps=num_plain_steps, **fields)
         )
 
-    def grant(self, sequence_id, base_length, num_tokens, num_draft_tokens=0, is_priced=False):
+    def grant(self, sequence_id, base_length, num_tokens, num_draft_tokens=0, is_priced=False, drafter=""):
         rounds, arrived_ns = Rounds(num_draft_tokens, is_priced), time.perf_counter_ns()
-        self.apply(Grant((1, sequence_id), base_length, max(1, num_tokens), arrived_ns, rounds))
+        self.apply(Grant((1, sequence_id), base_length, max(1, num_tokens), arrived_ns, rounds, drafter))
 
     def close(self, sequence_id):
         self.apply(Close((1, sequence_id)))

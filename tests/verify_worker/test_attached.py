@@ -6,6 +6,8 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.engine.sampler.verification import VerificationMode as Mode
 from betoken.rpc.link.commands import Close
+from betoken.verify_worker.attached import AttachedDrafters
+from tests.verify_worker.harness import Bench
 from tests.verify_worker.oracle_drafter import PROMPT, VOCAB_SIZE, OracleDrafter, bench_with
 
 
@@ -128,3 +130,47 @@ def test_a_closed_sequence_is_closed_in_its_drafter(fake_runner_class):
     bench.open(1, PROMPT, drafter="it")
     bench.core.apply(Close((1, 1)))
     assert (drafter.num_opened, drafter.num_closed) == (1, 1)
+
+
+def bench_with_two(runner, truth):
+    drafters = {"good": OracleDrafter(truth), "late": OracleDrafter(truth, num_late=1000), "ngram": NgramDrafter()}
+    return Bench(runner, attached=AttachedDrafters(drafters, VOCAB_SIZE, max_draft_tokens=8)), drafters
+
+
+def test_a_grant_names_another_attached_drafter_in_the_middle_of_a_round(fake_runner_class):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    bench, drafters = bench_with_two(runner, truth)
+    bench.open(1, PROMPT)
+    for step, name in enumerate(("ngram", "good", "late", "good", "ngram", "", "good") * 2):
+        length = len(PROMPT) + len(bench.emitted(1, {}))
+        bench.grant(1, length, 50 - length, num_draft_tokens=4 if step % 5 else 2, drafter=name)
+        bench.step()
+    bench.run()
+    assert answer(bench, 1, 40) == truth[:40]
+    assert drafters["good"].num_opened == 6
+    bench.close(1)
+    assert drafters["good"].num_closed == 6
+
+
+def test_a_grant_of_a_drafter_that_is_not_attached_is_rejected(fake_runner_class):
+    bench, _ = bench_with_two(fake_runner_class(), [1] * 60)
+    for n, drafter in ((1, "other"), (2, "")):
+        bench.open(n, PROMPT)
+        bench.grant(n, len(PROMPT), 20, num_draft_tokens=4, drafter=drafter)
+    assert [error.field for error in bench.sink.failures.values()] == ["block.drafter", "block.num_draft_tokens"]
+
+
+def test_a_sequence_goes_on_without_a_drafter_that_rejects_it_later(fake_runner_class):
+    runner = fake_runner_class()
+    truth = runner.complete(PROMPT, 60)
+    bench, drafters = bench_with_two(runner, truth)
+
+    def reject(sequence):
+        raise InvalidArgumentError("open.prompt_ids", "3 ids", "must be fewer")
+
+    drafters["good"].open = reject
+    bench.open(1, PROMPT)
+    bench.grant(1, len(PROMPT), 20, num_draft_tokens=4, drafter="good")
+    bench.run()
+    assert bench.emitted(1, {}) == truth[:20] and not bench.sink.failures

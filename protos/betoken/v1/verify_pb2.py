@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from betoken.v1 import types_pb2 as betoken_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x65token/v1/verify.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\"\xdb\x01\n\nDraftBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tdraft_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x05 \x03(\x0b\x32\x1e.betoken.v1.SparseDistribution\x12\x17\n\x0fnum_plain_steps\x18\x07 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x08 \x01(\r\x12\x11\n\tis_priced\x18\t \x01(\x08J\x04\x08\x06\x10\x07\"\xb6\x01\n\rAttachedDraft\x12\x14\n\x0c\x61\x63\x63\x65pted_ids\x18\x01 \x03(\r\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x14\n\x0cis_exhausted\x18\x04 \x01(\x08\x12\x12\n\nforward_ns\x18\x05 \x01(\x04\x12\x14\n\x0cnum_forwards\x18\x06 \x01(\r\x12\x11\n\tis_failed\x18\x07 \x01(\x08\x12\x1c\n\x14num_predicted_tokens\x18\x08 \x01(\r\"\x9f\x02\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12\x0f\n\x07next_id\x18\x05 \x01(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.betoken.v1.TokenLogprobs\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12\x15\n\rcached_tokens\x18\x0b \x01(\r\x12+\n\x08\x61ttached\x18\x0c \x01(\x0b\x32\x19.betoken.v1.AttachedDraftJ\x04\x08\x07\x10\x08\"j\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.betoken.v1.TokenLogprobs\",\n\x05Stale\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xd9\x01\n\x11VerifyLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.RouterHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.betoken.v1.OpenSequence\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.betoken.v1.DraftBlock\x12)\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x19.betoken.v1.CloseSequence\x12 \n\x05\x64rain\x18\x05 \x01(\x0b\x32\x11.betoken.v1.Drain\"\xb9\x02\n\x12VerifyLinkResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12%\n\x08verdicts\x18\x02 \x03(\x0b\x32\x13.betoken.v1.Verdict\x12!\n\x06stales\x18\x03 \x03(\x0b\x32\x11.betoken.v1.Stale\x12%\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x15.betoken.v1.LinkError\x12\x1e\n\x04load\x18\x05 \x01(\x0b\x32\x10.betoken.v1.Load\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.betoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x07 \x03(\x04\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.betoken.v1.PromptLogprobs2Z\n\rVerifyService\x12I\n\x04Link\x12\x1d.betoken.v1.VerifyLinkRequest\x1a\x1e.betoken.v1.VerifyLinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x65token/v1/verify.proto\x12\nbetoken.v1\x1a\x16\x62\x65token/v1/types.proto\"\xec\x01\n\nDraftBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tdraft_ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x33\n\x0b\x64raft_probs\x18\x05 \x03(\x0b\x32\x1e.betoken.v1.SparseDistribution\x12\x17\n\x0fnum_plain_steps\x18\x07 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x08 \x01(\r\x12\x11\n\tis_priced\x18\t \x01(\x08\x12\x0f\n\x07\x64rafter\x18\n \x01(\tJ\x04\x08\x06\x10\x07\"\xb6\x01\n\rAttachedDraft\x12\x14\n\x0c\x61\x63\x63\x65pted_ids\x18\x01 \x03(\r\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x14\n\x0cis_exhausted\x18\x04 \x01(\x08\x12\x12\n\nforward_ns\x18\x05 \x01(\x04\x12\x14\n\x0cnum_forwards\x18\x06 \x01(\r\x12\x11\n\tis_failed\x18\x07 \x01(\x08\x12\x1c\n\x14num_predicted_tokens\x18\x08 \x01(\r\"\x9f\x02\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x03(\r\x12\x0f\n\x07next_id\x18\x05 \x01(\r\x12+\n\x08logprobs\x18\x06 \x03(\x0b\x32\x19.betoken.v1.TokenLogprobs\x12\x10\n\x08queue_ns\x18\x08 \x01(\x04\x12\x12\n\nforward_ns\x18\t \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12\x15\n\rcached_tokens\x18\x0b \x01(\r\x12+\n\x08\x61ttached\x18\x0c \x01(\x0b\x32\x19.betoken.v1.AttachedDraftJ\x04\x08\x07\x10\x08\"j\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12+\n\x08logprobs\x18\x03 \x03(\x0b\x32\x19.betoken.v1.TokenLogprobs\",\n\x05Stale\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\r\"\xd9\x01\n\x11VerifyLinkRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.RouterHello\x12\'\n\x05opens\x18\x02 \x03(\x0b\x32\x18.betoken.v1.OpenSequence\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.betoken.v1.DraftBlock\x12)\n\x06\x63loses\x18\x04 \x03(\x0b\x32\x19.betoken.v1.CloseSequence\x12 \n\x05\x64rain\x18\x05 \x01(\x0b\x32\x11.betoken.v1.Drain\"\xb9\x02\n\x12VerifyLinkResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.betoken.v1.WorkerHello\x12%\n\x08verdicts\x18\x02 \x03(\x0b\x32\x13.betoken.v1.Verdict\x12!\n\x06stales\x18\x03 \x03(\x0b\x32\x11.betoken.v1.Stale\x12%\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x15.betoken.v1.LinkError\x12\x1e\n\x04load\x18\x05 \x01(\x0b\x32\x10.betoken.v1.Load\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.betoken.v1.Drain\x12\x13\n\x0bpending_ids\x18\x07 \x03(\x04\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.betoken.v1.PromptLogprobs2Z\n\rVerifyService\x12I\n\x04Link\x12\x1d.betoken.v1.VerifyLinkRequest\x1a\x1e.betoken.v1.VerifyLinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'betoken.v1.verify_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTBLOCK']._serialized_start=64
-  _globals['_DRAFTBLOCK']._serialized_end=283
-  _globals['_ATTACHEDDRAFT']._serialized_start=286
-  _globals['_ATTACHEDDRAFT']._serialized_end=468
-  _globals['_VERDICT']._serialized_start=471
-  _globals['_VERDICT']._serialized_end=758
-  _globals['_PROMPTLOGPROBS']._serialized_start=760
-  _globals['_PROMPTLOGPROBS']._serialized_end=866
-  _globals['_STALE']._serialized_start=868
-  _globals['_STALE']._serialized_end=912
-  _globals['_VERIFYLINKREQUEST']._serialized_start=915
-  _globals['_VERIFYLINKREQUEST']._serialized_end=1132
-  _globals['_VERIFYLINKRESPONSE']._serialized_start=1135
-  _globals['_VERIFYLINKRESPONSE']._serialized_end=1448
-  _globals['_VERIFYSERVICE']._serialized_start=1450
-  _globals['_VERIFYSERVICE']._serialized_end=1540
+  _globals['_DRAFTBLOCK']._serialized_end=300
+  _globals['_ATTACHEDDRAFT']._serialized_start=303
+  _globals['_ATTACHEDDRAFT']._serialized_end=485
+  _globals['_VERDICT']._serialized_start=488
+  _globals['_VERDICT']._serialized_end=775
+  _globals['_PROMPTLOGPROBS']._serialized_start=777
+  _globals['_PROMPTLOGPROBS']._serialized_end=883
+  _globals['_STALE']._serialized_start=885
+  _globals['_STALE']._serialized_end=929
+  _globals['_VERIFYLINKREQUEST']._serialized_start=932
+  _globals['_VERIFYLINKREQUEST']._serialized_end=1149
+  _globals['_VERIFYLINKRESPONSE']._serialized_start=1152
+  _globals['_VERIFYLINKRESPONSE']._serialized_end=1465
+  _globals['_VERIFYSERVICE']._serialized_start=1467
+  _globals['_VERIFYSERVICE']._serialized_end=1557
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftBlock(_message.Message):
-    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "num_plain_steps", "num_draft_tokens", "is_priced")
+    __slots__ = ("sequence_id", "base_length", "draft_ids", "parents", "draft_probs", "num_plain_steps", "num_draft_tokens", "is_priced", "drafter")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class DraftBlock(_message.Message):
     NUM_PLAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_PRICED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     base_length: int
     draft_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -25,7 +26,8 @@ class DraftBlock(_message.Message):
     num_plain_steps: int
     num_draft_tokens: int
     is_priced: bool
-    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., is_priced: _Optional[bool] = ...) -> None: ...
+    drafter: str
+    def __init__(self, sequence_id: _Optional[int] = ..., base_length: _Optional[int] = ..., draft_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., draft_probs: _Optional[_Iterable[_Union[_types_pb2.SparseDistribution, _Mapping]]] = ..., num_plain_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., is_priced: _Optional[bool] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class AttachedDraft(_message.Message):
     __slots__ = ("accepted_ids", "sources", "depth", "is_exhausted", "forward_ns", "num_forwards", "is_failed", "num_predicted_tokens")

@@ -11,16 +11,17 @@ from dataclasses import replace
 
 from asyncio_pool import AioPool
 
+from betoken.common.economy.policy import SpeculationPolicy
 from betoken.common.errors import DeadlineExceededError, UnavailableError
 from betoken.router.access.keys import Keys
 from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.request.generation import GenerationRequest, waiting_s
 from betoken.router.request.worker_identity import ServedModel
-from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.events import Emit, Started
 from betoken.router.round.failover import Failover
 from betoken.router.round.generation import Generation, Placed
+from betoken.router.round.request_sources import RequestSources
 from betoken.router.round.round_loop import RoundLoop
 from betoken.router.round.running import Running
 from betoken.router.round.speculation_policies import SpeculationPolicies
@@ -138,19 +139,27 @@ class Router:
 
     def _start(self, placed: Placed) -> Running:
         settings, request = self.settings, placed.generation.request
-        speculator = Speculator(
-            request,
-            self.draft,
-            placed.worker.hello.vocab_size,
-            settings.draft_timeout_s,
-            settings.first_draft_timeout_s,
-            self.policies.of(request),
-            settings.num_outcomes,
-            is_overlap_automatic=settings.overlap == "auto",
-        )
-        attached = AttachedRounds(request, self.policies.of(request, is_attached=True))
+
+        def make_speculator(request: GenerationRequest, policy: SpeculationPolicy | None) -> Speculator:
+            return Speculator(
+                request,
+                self.draft,
+                placed.worker.hello.vocab_size,
+                settings.draft_timeout_s,
+                settings.first_draft_timeout_s,
+                policy,
+                settings.num_outcomes,
+                is_overlap_automatic=settings.overlap == "auto",
+            )
+
+        sources = RequestSources(request, placed.worker, self.fleet, self.policies, make_speculator)
         buffer = TokenBuffer(pause_s=self._message_pause_s)
-        return Running(placed.generation, RoundLoop(placed, speculator, attached, self._failover, buffer), buffer)
+        return Running(
+            placed.generation,
+            Started(request, sources.drafter),
+            RoundLoop(placed, sources, self._failover, buffer),
+            buffer,
+        )
 
     def _message_pause_s(self) -> float:
         """Seconds between two messages of one stream."""

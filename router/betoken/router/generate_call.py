@@ -55,14 +55,14 @@ class GenerateCall:
     async def _further(self, index: int, request: GenerationRequest) -> None:
         await self._is_prompt_computed.wait()
         with self._scopes.further(self._scope, request.request_id) as scope:
-            scope.accepted(request, self._scope.drafter)
+            scope.accepted(request)
             await self._router.generate(request, partial(self._send, index, scope), scope.counts)
 
     async def _send(self, index: int, scope: RequestScope, event: Event) -> None:
         self._reserved.use(_num_charged(event, is_first=index == 0))
         self._held_bytes.release()
         async with self._turn:
-            await self._writer.write(response_of(event, index, self._router.fleet))
+            await self._writer.write(response_of(event, index))
         scope.sent(event)
         if index == 0 and isinstance(event, Tokens | Finished):
             self._is_prompt_computed.set()

@@ -16,7 +16,7 @@ from typing import Any
 from betoken.common.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from betoken.router.access.keys import ANYBODY, Caller
 from betoken.router.core import Router
-from betoken.router.request.generation import GenerationRequest
+from betoken.router.request.generation import AUTO_DRAFTER, GenerationRequest
 from betoken.router.request.worker_identity import ServedModel
 from betoken.router.text.constraint import ConstraintLimits, check_constraint
 from betoken.router.text.infill_prompt import predicted_of_infill, with_infill_ends
@@ -138,7 +138,8 @@ async def resolve(encoded: Encoded, router: Router) -> GenerationRequest:
         speculation, is_predicted=bool(encoded.predicted_ids), is_resumed=parsed.is_resumed
     )
     predicted = encoded.predicted_ids
-    if not predicted and drafter is not None and drafter.name in router.fleet.predicting_drafters:
+    predicting = router.fleet.predicting_drafters
+    if not predicted and drafter is not None and (drafter.name in predicting or drafter.name == AUTO_DRAFTER):
         predicted = predicted_of_infill(router.tokenizer, encoded.prompt_ids)
     eos_token_ids = with_infill_ends(
         served.eos_token_ids, router.tokenizer, encoded.prompt_ids, served.hello.vocab_size
@@ -164,7 +165,7 @@ async def resolve(encoded: Encoded, router: Router) -> GenerationRequest:
         predicted_ids=predicted,
         drafter=drafter,
         is_resumed=parsed.is_resumed,
-        is_drafter_fixed=bool(speculation.drafter.name or speculation.drafter.settings),
+        is_drafter_fixed=speculation.drafter.name not in ("", AUTO_DRAFTER) or bool(speculation.drafter.settings),
         num_draft_tokens=speculation.num_draft_tokens or router.drafters.default_num_draft_tokens(served.hello),
         reports_rounds=speculation.report_rounds,
         tenant=parsed.tenant,

@@ -53,8 +53,6 @@ class RequestScope:
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     request: GenerationRequest | None = None
     """Once it is known to be valid."""
-    drafter: str = ""
-    """Its drafter's name, if it is hosted."""
     span: Span | None = None
     num_sent: int = 0
     """Tokens sent to the client."""
@@ -71,9 +69,14 @@ class RequestScope:
         """W3C trace context of its span; empty if none is recorded."""
         return traceparent_of(self.span) if self.span is not None else ""
 
-    def accepted(self, request: GenerationRequest, drafter: str) -> None:
+    @property
+    def drafter(self) -> str:
+        """Name of its last drafter; empty if that is not hosted."""
+        return self.counts.drafter
+
+    def accepted(self, request: GenerationRequest) -> None:
         """It is valid."""
-        self.request, self.model, self.drafter = request, request.model, drafter
+        self.request, self.model = request, request.model
         if self.span is not None:
             describe_request(self.span, request, self.is_chat)
 

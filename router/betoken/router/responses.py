@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from betoken.router.round.events import Event, Finished, PromptLogprobsPart, Started, Tokens
 from betoken.router.text.answer import FinishReason
-from betoken.router.workers.fleet import Fleet
 from betoken.v1 import generation_pb2 as pb
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
-def response_of(event: Event, index: int, fleet: Fleet) -> pb.GenerateResponse:
+def response_of(event: Event, index: int) -> pb.GenerateResponse:
     """The message of an event of the answer with this index."""
     match event:
         case Tokens():
@@ -18,7 +17,7 @@ def response_of(event: Event, index: int, fleet: Fleet) -> pb.GenerateResponse:
         case PromptLogprobsPart(first_position, logprobs):
             part = pb.GeneratePromptLogprobs(first_position=first_position, logprobs=logprobs)
             return pb.GenerateResponse(answer=index, prompt_logprobs=part)
-        case Started(request):
+        case Started(request, drafter):
             return pb.GenerateResponse(
                 answer=index,
                 start=pb.GenerateStart(
@@ -27,7 +26,7 @@ def response_of(event: Event, index: int, fleet: Fleet) -> pb.GenerateResponse:
                     model=request.model,
                     request_id=request.request_id,
                     mode=request.mode,
-                    drafter=fleet.hosted_drafter(request),
+                    drafter=drafter,
                     sampling=request.sampling,
                     system_fingerprint=request.system_fingerprint,
                 ),

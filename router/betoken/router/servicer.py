@@ -50,7 +50,7 @@ class GenerationServicer:
                     traceparent=scope.traceparent,
                     timeout_s=scope.timeout_s,
                 )
-                scope.accepted(first, router.fleet.hosted_drafter(first))
+                scope.accepted(first)
                 held_bytes.add(_ID_BYTES * (len(first.prompt_ids) + len(first.predicted_ids)))
                 requests = requests_of(first, request.n)
                 del request  # it may be large, and the answer long

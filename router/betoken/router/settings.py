@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from betoken.common.address import UNIX_PREFIX, is_host_port, is_socket
 from betoken.common.tls import ClientTls
-from betoken.router.workers.drafter_choice import AUTO_DRAFTER
+from betoken.router.request.generation import AUTO_DRAFTER
 from betoken.rpc.link.worker_side import MAX_ROUTER_ID_BYTES
 from betoken.rpc.settings import CommaSeparated, ExistingFile, ServiceSettings
 from betoken.rpc.validation.entries import MAX_OUTCOMES
@@ -127,7 +127,8 @@ class RouterSettings(ServiceSettings):
 
     drafter: str = Field(
         AUTO_DRAFTER,
-        description="Drafter of requests that name none; auto = the draft workers' own default, none = plain.",
+        description="Drafter of requests that name none; auto = per sequence the fastest of all that workers host or"
+        " have attached, none = decode without speculation.",
     )
     num_draft_tokens: int = Field(
         0,

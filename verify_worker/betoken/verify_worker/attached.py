@@ -15,6 +15,7 @@ from betoken.drafters.host.host import DrafterHost
 from betoken.drafters.host.hosted import Answer, HostedSequence, Request
 from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.attached_draft import draft_sequence, take_draft
+from betoken.verify_worker.commands import Grant
 from betoken.verify_worker.sequence import VerifySequence
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,27 @@ class AttachedDrafters:
         else:
             self._sequences[seq.key] = seq, hosted
             seq.takes_pages = not self.host.reads_whole_text(hosted)
+
+    def refusal(self, seq: VerifySequence, grant: Grant) -> InvalidArgumentError | None:
+        """The reason why a sequence cannot have these rounds; None if it can."""
+        names = self.host.names
+        if grant.drafter and grant.drafter not in names:
+            limit = f"must be one of {', '.join(names)}" if names else "must be empty, no drafter is attached"
+            return InvalidArgumentError("block.drafter", grant.drafter, limit)
+        num_draft_tokens = grant.rounds.num_draft_tokens
+        if num_draft_tokens and not (grant.drafter or seq.drafter):
+            limit = "must be 0, as the sequence has no attached drafter"
+            return InvalidArgumentError("block.num_draft_tokens", num_draft_tokens, limit)
+        return None
+
+    def change(self, seq: VerifySequence, name: str) -> None:
+        """Draft for an open sequence with another attached drafter; if that rejects it, it goes on without."""
+        self.close(seq)
+        seq.drafter, seq.takes_pages = name, True
+        try:
+            self.open(seq)
+        except InvalidArgumentError as error:
+            logger.warning("a sequence goes on without the drafter %s: %s", name, error)
 
     def close(self, seq: VerifySequence) -> None:
         """Forget a sequence; unknown ones are ignored."""

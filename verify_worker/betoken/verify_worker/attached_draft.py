@@ -18,7 +18,7 @@ def draft_sequence(seq: VerifySequence) -> DraftSequence:
         prompt_ids=seq.prompt_ids,
         output_ids=list(seq.output_ids),
         max_length=seq.max_length,
-        settings=dict(seq.opened.drafter_settings),
+        settings=dict(seq.opened.drafter_settings) if seq.drafter == seq.opened.drafter else {},
         takes_trees=seq.mode is not VerificationMode.REJECTION,
         wants_probs=seq.mode is VerificationMode.REJECTION and seq.params.temperature > 0.0,
         draft_affects_output=seq.mode is not VerificationMode.COUPLED,

@@ -92,6 +92,8 @@ class Grant:
     arrived_ns: int
     """Arrival, `time.perf_counter_ns`."""
     rounds: Rounds = PLAIN
+    drafter: str = ""
+    """Name of the attached drafter of the rounds; empty = the sequence's present one."""
 
 
 VerifyCommand = Open | Verify | Grant | TableCommand

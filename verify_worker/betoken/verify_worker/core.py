@@ -223,13 +223,14 @@ class VerifyCore:
         seq = self._sequences.find(command.key)
         if seq is None:
             return
-        if command.rounds.num_draft_tokens and not seq.drafter:
-            limit = "must be 0, as the sequence has no attached drafter"
-            error = InvalidArgumentError("block.num_draft_tokens", command.rounds.num_draft_tokens, limit)
+        error = self._attached.refusal(seq, command)
+        if error is not None:
             self._sequences.fail(seq.key, error)
         elif command.base_length > seq.committed_length:
             self._sink.stale(seq.key, seq.committed_length)
         elif not seq.is_finished:
+            if command.drafter not in ("", seq.drafter):
+                self._attached.change(seq, command.drafter)
             if not seq.has_block:
                 self._arrived(seq, command.arrived_ns, 1)
                 seq.ask(max(seq.opened.opened_ns, time.perf_counter_ns()))

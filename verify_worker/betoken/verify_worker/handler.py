@@ -131,7 +131,8 @@ class VerifyLinkHandler(EntryHandler[VerifyCommand, VerifyLinkResponse]):
         validate_block(entry, self._block_limits)
         if not entry.draft_ids:
             rounds = Rounds(entry.num_draft_tokens, entry.is_priced)
-            return Grant(key, entry.base_length, max(1, entry.num_plain_steps), self._arrived_ns, rounds)
+            num_tokens = max(1, entry.num_plain_steps)
+            return Grant(key, entry.base_length, num_tokens, self._arrived_ns, rounds, entry.drafter)
         return Verify(
             key,
             entry.base_length,

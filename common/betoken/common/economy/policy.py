@@ -49,6 +49,11 @@ _RELAX_TOKENS = 4000
 """Tokens without drafts in which the evidence about drafts moves to the prior, to 1 / e of its distance."""
 
 
+def load_level(num_running: int) -> int:
+    """Return the level of a load: the number of running sequences, log2, to the nearest whole number."""
+    return round(math.log2(max(1, num_running)))
+
+
 class Step(NamedTuple):
     """One round of a sequence, or one decode step."""
 
@@ -284,9 +289,14 @@ class SpeculationPolicy:
         return self._expected_gain.gain(num_running, decode_s, token_s, self._size)
 
     @property
+    def is_known_off(self) -> bool:
+        """Whether sequences do not draft at the current load because drafts were found not to pay."""
+        level = self._levels.get(self._size)
+        return level is not None and level.gain is not None and not self.is_on
+
+    @property
     def _size(self) -> int:
-        """The number of running sequences, log2, to the nearest whole number."""
-        return round(math.log2(max(1, self._num_running())))
+        return load_level(self._num_running())
 
     def level(self, size: int) -> LoadLevel:
         """Return a load level; a new one begins like the nearest known. Several sequences begin without drafts: their

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from betoken.router.policy.account import Account
@@ -15,6 +15,7 @@ from betoken.router.request.worker_identity import WorkerIdentity
 from betoken.router.text.answer import StopRules
 from betoken.v1.types_pb2 import Constraint, DrafterChoice, OpenSequence, SamplingParams, VerificationMode
 
+AUTO_DRAFTER = "auto"
 _WAITING_SHARE = 0.9
 _TENANT_HASH_BYTES = 16
 
@@ -55,7 +56,7 @@ class GenerationRequest:
     """Bounds of typical acceptance; None = the paper's."""
     posterior_alpha: float | None = None
     drafter: DrafterChoice | None = None
-    """None: decode without speculation."""
+    """None: decode without speculation. `auto`: the fastest at present."""
     is_resumed: bool = False
     """Whether it resumes a broken stream, even one without a token."""
     is_further: bool = False
@@ -79,6 +80,15 @@ class GenerationRequest:
     def left_s(self) -> float | None:
         """Seconds until its deadline; None = the request has none."""
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the drafter is chosen among all of the workers, by speed."""
+        return self.drafter is not None and self.drafter.name == AUTO_DRAFTER
+
+    def with_drafter(self, name: str) -> GenerationRequest:
+        """The request with a drafter that was chosen for it; empty = none."""
+        return replace(self, drafter=DrafterChoice(name=name) if name else None) if self.is_auto else self
 
     @property
     def has_begun(self) -> bool:

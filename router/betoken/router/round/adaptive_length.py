@@ -48,6 +48,7 @@ class AdaptiveLength:
             self._length.add_tokens(num_tokens)
 
     def end(self) -> None:
-        """Leave the running sequences."""
+        """Leave the running sequences, until the next draft."""
         if self._length is not None:
             self._length.close()
+        self._length = None

@@ -21,6 +21,8 @@ class Started:
     """First event."""
 
     request: GenerationRequest
+    drafter: str = ""
+    """Drafter at the start; empty = none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from betoken.common.economy.terms import EmptyDraftPause
 from betoken.common.errors import InvalidArgumentError, ResourceExhaustedError
-from betoken.router.round.attached_rounds import AttachedRounds
 from betoken.router.round.decided_round import DecidedRound
 from betoken.router.round.draft_errors import of_request
 from betoken.router.round.events import PromptLogprobsPart
 from betoken.router.round.failover import Committed, Failover
 from betoken.router.round.generation import Placed
-from betoken.router.round.speculation_policies import PolicyKind
-from betoken.router.round.speculator import Speculator
+from betoken.router.round.request_sources import RequestSources
 from betoken.router.round.token_buffer import TokenBuffer
 from betoken.router.workers.attached_draft import attached_draft
 from betoken.router.workers.draft import NO_DRAFT, Draft
@@ -57,8 +55,7 @@ class RoundLoop:
     def __init__(
         self,
         placed: Placed,
-        speculator: Speculator,
-        attached: AttachedRounds,
+        sources: RequestSources,
         failover: Failover,
         buffer: TokenBuffer,
     ) -> None:
@@ -70,7 +67,7 @@ class RoundLoop:
         """Whether a worker has taken it: a drafter that another one refuses then costs drafts."""
         self._answer = answer
         self._worker = placed.worker
-        self._speculator = speculator
+        self._sources = sources
         self._failover = failover
         self._buffer = buffer
         self._identity = placed.worker.identity
@@ -80,7 +77,6 @@ class RoundLoop:
         self._length = len(request.prompt_ids) + len(answer.output_ids)
         self._num_received_logprobs = request.num_received_logprobs
         self._counts = counts
-        self._attached = attached
 
     async def run(self) -> None:
         """Generate until the answer ends; everything is freed on the workers whatever happens.
@@ -100,15 +96,15 @@ class RoundLoop:
             failure = caught
         finally:
             self._note_policy()
-            self._speculator.end()
+            self._sources.end()
             self._close_session()
-            self._counts.end(self._speculator.failures + self._attached.failures)
-            self._counts.draft_workers += self._speculator.worker_ids
-            self._counts.stats.is_synthetic |= self._speculator.is_synthetic
+            self._counts.end(self._sources.failures)
+            self._counts.draft_workers += self._sources.worker_ids
+            self._counts.stats.is_synthetic |= self._sources.is_synthetic
             self._buffer.close(failure)
 
     async def _advance(self) -> None:
-        """One round with a draft, or one plain step; whichever suits."""
+        """One round with a draft, or one step under a grant; whichever suits."""
         self._step = _Step()
         if not self._is_prompt_owed and self._answer.end_without_room():
             return
@@ -117,12 +113,13 @@ class RoundLoop:
             raise SequenceLostError(f"verify worker {self._worker.link.address} drains")
         if session.has_pending_prompt_logprobs:
             await self._take_prompt(await session.next_of_prompt())
-        elif session.is_attached:
-            await self._attached_round(session)
-        elif self._length >= session.granted.end and self._answer.room > 1 and self._speculator.is_available:
+            return
+        self._sources.update(self._length)
+        is_granted = self._sources.is_attached or self._length < session.granted.end
+        if not is_granted and self._answer.room > 1 and self._sources.speculator.is_available:
             await self._round(session)
         else:
-            await self._plain_step(session)
+            await self._granted_step(session)
 
     @property
     def _is_prompt_owed(self) -> bool:
@@ -142,6 +139,7 @@ class RoundLoop:
         self._session = session = self._worker.open(
             self._opened_as, self._answer.output_ids, self._num_received_logprobs
         )
+        self._sources.opened(self._worker, session, self._length)
         self._note_worker()
         self._step.tells_of_drafts = False  # its prefill is in it
         return session
@@ -153,7 +151,7 @@ class RoundLoop:
         if draft.ids:
             self._pause.drafted()
             verdict = await session.verify(Verification(self._length, draft))
-            self._speculator.length.verified(draft, verdict.num_accepted)
+            self._sources.speculator.length.verified(draft, verdict.num_accepted)
         else:
             session.grant(Grant(self._length, self._num_steps_after(draft)))
             verdict = await session.next_granted(self._length)
@@ -170,7 +168,7 @@ class RoundLoop:
         room = self._answer.room - 1
         room = min(room, self._worker.hello.max_draft_tokens or room)
         worker = self._worker
-        return await self._speculator.draft(
+        return await self._sources.speculator.draft(
             self._answer.output_ids, room, takes_trees, worker.link.load, worker.forward_s.mean, worker.forward_times
         )
 
@@ -180,9 +178,12 @@ class RoundLoop:
             return 1
         return min(self._pause.empty(), self._answer.room)
 
-    async def _attached_round(self, session: VerifySession) -> None:
-        """A round that the verify worker does alone, with a drafter of its own."""
-        self._attached.renew(session, self._length, self._answer.room)
+    async def _granted_step(self, session: VerifySession) -> None:
+        """A step that the verify worker does alone: a round with an attached drafter, or a decode step."""
+        if self._sources.is_attached:
+            self._sources.renew(session, self._length, self._answer.room)
+        else:
+            self._grant_decode_steps(session)
         verdict = await session.next_granted(self._length)
         draft = attached_draft(verdict)
         if draft is not None:
@@ -191,15 +192,13 @@ class RoundLoop:
             self._counts.add_round(round_ns, 0, draft.forward_ns, verify_ns, draft.num_forwards)
         await self._commit(DecidedRound.of(draft or NO_DRAFT, verdict))
 
-    async def _plain_step(self, session: VerifySession) -> None:
-        """One token decoded by the verify worker alone; the grant is renewed at half while no draft is wanted."""
+    def _grant_decode_steps(self, session: VerifySession) -> None:
+        """Grant decode steps, or more of them at half of the grant while no draft is wanted."""
         num_left = session.granted.end - self._length
-        if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._speculator.is_available):
+        if num_left <= 0 or (num_left <= NUM_GRANTED_STEPS // 2 and not self._sources.speculator.is_available):
             num_steps = min(NUM_GRANTED_STEPS, self._answer.room)
             if num_steps > num_left:
                 session.grant(Grant(self._length, num_steps))
-        verdict = await session.next_granted(self._length)
-        await self._commit(DecidedRound.of(NO_DRAFT, verdict))
 
     async def _commit(self, decided: DecidedRound) -> None:
         """Append what the target decided, tell the drafter and the client."""
@@ -216,18 +215,16 @@ class RoundLoop:
         if self._step.tells_of_drafts:
             elapsed_ns = time.perf_counter_ns() - self._step.began_ns
             self._worker.forward_s.add(min(verdict.forward_ns, elapsed_ns) * 1e-9)
-        forward_times = self._worker.forward_times
-        if self._session is not None and self._session.is_attached:
-            self._attached.record(verdict, len(decided.ids), self._step.began_s, forward_times)
-        elif self._answer.finish is None:
-            self._speculator.commit(self._length, decided.ids, self._step.began_s, forward_times)
+        if self._sources.is_attached or self._answer.finish is None:
+            times = self._worker.forward_times
+            self._sources.commit(self._length, decided.ids, verdict, self._step.began_s, times)
         self._length += kept.num_tokens
-        times = None
+        round_times = None
         if self._request.reports_rounds:
             began_ns = self._step.began_ns
             duration_ns = time.perf_counter_ns() - began_ns
-            times = decided.times(kept.num_tokens, began_ns - self._request.received_ns, duration_ns)
-        self._buffer.put(decided.emitted(kept, times))
+            round_times = decided.times(kept.num_tokens, began_ns - self._request.received_ns, duration_ns)
+        self._buffer.put(decided.emitted(kept, round_times))
         if self._buffer.is_full:
             await self._wait_for_client()
 
@@ -237,7 +234,7 @@ class RoundLoop:
             async with asyncio.timeout(_BEHIND_S):
                 await self._buffer.room()
         except TimeoutError:
-            self._speculator.close()
+            self._sources.close()
             self._close_session()
             await self._buffer.room()
 
@@ -249,8 +246,8 @@ class RoundLoop:
         if not self._is_taken:
             raise of_request(error, self._request) from error
         _log.warning("request %s goes on without the attached drafter: %s", self._request.request_id, error)
-        self._attached.failures["rejected"] += 1
-        self._speculator.forgive()
+        self._sources.attached.failures["rejected"] += 1
+        self._sources.forgive()
         self._opened_as = replace(self._request, drafter=None)
         self._close_session()
 
@@ -270,6 +267,7 @@ class RoundLoop:
             self._refused(error)
             opened = await self._failover.reopen(self._opened_as, committed, self._identity, self._worker, why)
         self._worker, self._session = opened.worker, opened.session
+        self._sources.opened(opened.worker, opened.session, self._length)
         self._note_worker()
         if isinstance(opened.answer, PromptLogprobs):
             await self._take_prompt(opened.answer)
@@ -279,10 +277,8 @@ class RoundLoop:
     def _note_policy(self) -> None:
         """Record why the request speculates at its end, or does not."""
         if self._request.drafter is not None:
-            is_attached = self._session is not None and self._session.is_attached
-            state = self._attached.state if is_attached else self._speculator.policy_state
-            policy = PolicyKind.of(self._request, is_attached=is_attached).message(state)
-            self._counts.stats.policy.CopyFrom(policy)
+            self._counts.drafter = self._sources.drafter
+            self._counts.stats.policy.CopyFrom(self._sources.policy)
 
     def _note_worker(self) -> None:
         self._counts.stats.is_synthetic |= self._worker.hello.is_synthetic

@@ -18,6 +18,7 @@ class Running(NamedTuple):
     """A placed request with the loop of its rounds."""
 
     generation: Generation
+    started: Started
     loop: RoundLoop
     buffer: TokenBuffer
 
@@ -27,7 +28,7 @@ class Running(NamedTuple):
         async with asyncio.TaskGroup() as tasks:
             rounds = tasks.create_task(self.loop.run())
             try:
-                await emit(Started(self.generation.request))
+                await emit(self.started)
                 while (tokens := await self.buffer.get()) is not None:
                     await emit(tokens)
             except Exception as caught:  # raised below: a TaskGroup would wrap it

@@ -8,13 +8,21 @@ from typing import NamedTuple
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from betoken.common import names
-from betoken.common.economy.policy import PolicyState, SpeculationPolicy
+from betoken.common.economy.policy import PolicyState, SpeculationPolicy, load_level
+from betoken.common.economy.source_rates import SourceRates
 from betoken.router.policy.admission import Admission
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.fleet import Fleet
 from betoken.rpc import telemetry
 from betoken.v1.generation_pb2 import SpeculationPolicy as PolicyMessage
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED
+
+
+class DraftSource(NamedTuple):
+    """A drafter of this name: attached to verify workers, or hosted by draft workers."""
+
+    name: str
+    is_attached: bool
 
 
 class PolicyKind(NamedTuple):
@@ -53,6 +61,7 @@ class SpeculationPolicies:
         self._fleet = fleet
         self._drafts_must_pay = drafts_must_pay
         self._policies: dict[PolicyKind, SpeculationPolicy] = {}
+        self._rates: dict[tuple[bool, bool], SourceRates[DraftSource]] = {}
 
     def of(self, request: GenerationRequest, *, is_attached: bool = False) -> SpeculationPolicy | None:
         """Return the policy of a request; None if it always speculates: the drafter is not known here, the request
@@ -66,6 +75,21 @@ class SpeculationPolicies:
         if kind not in self._policies:
             self._policies[kind] = SpeculationPolicy(self._num_running)
         return self._policies[kind]
+
+    def is_known_off(self, request: GenerationRequest, *, is_attached: bool) -> bool:
+        """Whether drafts for a request were found not to pay at the present load."""
+        policy = self._policies.get(PolicyKind.of(request, is_attached=is_attached))
+        return policy is not None and policy.is_known_off
+
+    def rates_of(self, request: GenerationRequest) -> SourceRates[DraftSource]:
+        """Return the measured rates of all sources for requests like this one."""
+        kind = request.sampling.temperature > 0.0, bool(request.predicted_ids)
+        return self._rates.setdefault(kind, SourceRates())
+
+    @property
+    def load_level(self) -> int:
+        """Level of the present load."""
+        return load_level(self._num_running())
 
     def _num_running(self) -> int:
         return self._admission.num_running

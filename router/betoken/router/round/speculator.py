@@ -90,7 +90,7 @@ class Speculator:
         self._round: DraftedRound | None = None
         """The round under verification."""
         self.length = AdaptiveLength(request.num_draft_tokens, policy)
-        self._timer = StepTimer(policy, is_named=request.is_drafter_fixed)
+        self.timer = StepTimer(policy, is_named=request.is_drafter_fixed)
         self._state = DraftingState.CLOSED
         self._worker: DraftWorker | None = None
         """The worker asked last."""
@@ -106,8 +106,12 @@ class Speculator:
         """Drafts that were late, invalid or failed, by reason."""
         self.worker_ids: list[str] = []
         """Ids of the workers that had it open, in their order, each once."""
-        self.is_synthetic = False
-        """Whether one of them simulates its model."""
+        self.is_synthetic = False  # whether one of them simulates its model
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a draft worker has the sequence open."""
+        return self._session is not None
 
     @property
     def is_available(self) -> bool:
@@ -132,7 +136,7 @@ class Speculator:
     @property
     def _is_on(self) -> bool:
         """Whether the speculation policy lets the request draft."""
-        return self._policy is None or self._policy.is_on
+        return self._policy is None or self._policy.is_on or self.timer.is_tried
 
     async def draft(
         self,
@@ -160,7 +164,7 @@ class Speculator:
         can_pause = self._is_on and not self._has_untried_settings
         if not (num_tokens := self.length.next(times, room, can_pause=can_pause)):
             return NO_DRAFT
-        self._timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
+        self.timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
         try:
             if self._session is None:
                 self._open(committed_ids)
@@ -181,21 +185,22 @@ class Speculator:
 
     def commit(
         self, base_length: int, ids: Sequence[int], began_s: float | None, times: ForwardTimes = NO_TIMES
-    ) -> None:
-        """Report the tokens committed after `base_length` to the drafter and the speculation policy.
+    ) -> bool | None:
+        """Report the tokens committed after `base_length` to the drafter and the speculation policy. Return whether the
+        step was made with drafts; None = its time says nothing.
 
         `began_s`: start of the step that decided them (`time.perf_counter`); None = the step is not evidence about
             drafts. `times`: as in `Step`.
         """
         self.length.add_tokens(len(ids))
         can_draft = self._session is not None and not self._session.is_late
-        self._timer.commit(len(ids), began_s, time.perf_counter(), times, can_draft=can_draft)
+        is_drafted = self.timer.commit(len(ids), began_s, time.perf_counter(), times, can_draft=can_draft)
         self._trials.add_tokens(len(ids))
         if self._round is not None and self._record is not None and began_s is not None:
             self._record.record(self._round, min(len(ids) - 1, self._round.num_tokens), time.perf_counter())
         self._round = None
         if self._session is None:
-            return
+            return is_drafted
         is_draining = self._worker is not None and self._worker.is_draining
         has_other = self._is_worker_silent and self._choose() is not None
         if has_other or (is_draining and self._can_do_without()):
@@ -204,13 +209,14 @@ class Speculator:
             self._session.commit(base_length, ids)
             if self._worker is not None:
                 self._worker.trials.add_tokens(len(ids))
+        return is_drafted
 
     def forgive(self) -> None:
         """The request was taken once: whoever refuses its settings now, and how late, ends no answer."""
         self._has_untried_settings = False
 
     def end(self) -> None:
-        """Close, and leave the batch whose draft lengths are decided together."""
+        """Close, and leave the running sequences."""
         self.close()
         self.length.end()
 
@@ -285,7 +291,7 @@ class Speculator:
         if self._state.has_drafted:  # not the first, which waits for the prompt's prefill
             worker.asking.record(waited_s - draft.forward_ns * 1e-9)
             self.length.came(draft, waited_s)
-        self._timer.came(len(draft.ids), waited_s)
+        self.timer.came(len(draft.ids), waited_s)
         if terms is not None:
             worker.trials.came(terms, len(draft.ids))
         worker.breaker.record_success()
@@ -332,14 +338,13 @@ class Speculator:
         self._trials.tried()
         is_refusal = isinstance(error, InvalidArgumentError)  # its own fault: others may go on drafting there
         self._went(DraftingEvent.REFUSED if is_refusal else DraftingEvent.FAILED)
-        worker = self._worker
         if isinstance(error, InvalidArgumentError):
             may_be_settings = self._has_untried_settings and error.field not in CONTEXT_FIELDS
             if may_be_settings:
                 raise of_request(error, self._request) from error
-        elif worker is not None and isinstance(error, ResourceExhaustedError):
+        elif (worker := self._worker) is not None and isinstance(error, ResourceExhaustedError):
             self._full_until_s[worker] = time.monotonic() + _FULL_PAUSE_S  # other routers filled it: it works
         elif worker is not None and not isinstance(error, _NO_FAULTS):
             worker.breaker.record_failure()
-        address = worker.link.address if worker is not None else "anywhere"
+        address = self._worker.link.address if self._worker is not None else "anywhere"
         _log.info("request %s: no draft from %s: %s", self._request.request_id, address, error)

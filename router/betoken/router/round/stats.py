@@ -30,6 +30,8 @@ class SpeculationCounts:
     """Prompt tokens whose KV the verify worker had before the first token; 0 until that came."""
     verify_workers: list[str] = field(default_factory=list)
     """Ids of the workers that had it open, in their order, each once."""
+    drafter: str = ""
+    """Drafter used last; empty before the end, and without one."""
     draft_workers: list[str] = field(default_factory=list)
     """Ids of the draft workers that had it open, in their order, each once."""
     _outcomes: dict[int, DraftOutcomes] = field(default_factory=dict)

@@ -31,6 +31,8 @@ class StepTimer:
         self._num_draft_tokens = 0
         self._waiting_s = 0.0
         """Length of the draft that came since the last commit, and the wait for it, seconds."""
+        self.is_tried = False
+        """Whether drafts are made whatever the policy says, because their speed is measured."""
         self._is_speculating = False
         """Whether the request goes by drafts: plain steps that follow an empty one belong to it."""
 
@@ -50,8 +52,9 @@ class StepTimer:
         times: ForwardTimes = NO_TIMES,
         *,
         can_draft: bool,
-    ) -> None:
+    ) -> bool | None:
         """A step that began at `began_s` (seconds, as `now_s`; None = its time says nothing) brought its tokens.
+        Return whether it was made with drafts; None = its time says nothing.
 
         Args:
             times: as in `Step`.
@@ -61,14 +64,16 @@ class StepTimer:
         num_rows, waiting_s = 1 + self._num_draft_tokens, self._waiting_s
         self._num_draft_tokens, self._waiting_s = 0, 0.0
         policy = self._policy
-        if policy is None:
-            return
-        is_going_on = self._is_speculating and policy.is_on and can_draft
+        is_on = policy is None or policy.is_on
+        is_going_on = self._is_speculating and (is_on or self.is_tried) and can_draft
         self._is_speculating = asked is not _Asked.NOTHING or is_going_on
         if began_s is None or asked is _Asked.FIRST_DRAFT:
-            return
+            return None
+        if policy is None:
+            return self._is_speculating
         step = Step(began_s, now_s, num_tokens, num_rows, waiting_s, times)
         if self._is_speculating == policy.is_on:
             policy.record(step)
-        elif num_rows > 1 and self._is_named:
+        elif num_rows > 1 and (self._is_named or self.is_tried):
             policy.learn(step)
+        return self._is_speculating

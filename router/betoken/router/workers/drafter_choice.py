@@ -9,11 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from betoken.common.errors import InvalidArgumentError
+from betoken.router.request.generation import AUTO_DRAFTER
 from betoken.router.workers.fleet import Fleet
 from betoken.v1.generation_pb2 import Speculation
-from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
+from betoken.v1.types_pb2 import (
+    VERIFICATION_MODE_COUPLED,
+    VERIFICATION_MODE_UNSPECIFIED,
+    DrafterChoice,
+    WorkerHello,
+)
 
-AUTO_DRAFTER = "auto"
 NO_DRAFTER = "none"
 
 
@@ -31,9 +36,7 @@ class Drafters:
     def default(self) -> str:
         """Drafter of requests that name none; empty = no speculation, or no connected worker hosts it."""
         name, known = self.default_name, self.fleet.known_drafters
-        if name == AUTO_DRAFTER:
-            return next(iter(self.fleet.ready_drafters or known), "")
-        return name if name in known else ""
+        return name if name in known or (name == AUTO_DRAFTER and known) else ""
 
     def choose(self, speculation: Speculation, *, is_predicted: bool, is_resumed: bool) -> DrafterChoice | None:
         """The drafter for a request, with a prediction or without; None = decoding without speculation.
@@ -66,24 +69,27 @@ class Drafters:
             return None
         draft = self.fleet.draft
         known, named = self.fleet.known_drafters, speculation.drafter.name
+        default_name = AUTO_DRAFTER if named == AUTO_DRAFTER else self.default_name
+        named = "" if named == AUTO_DRAFTER else named
         is_certain = draft.has_met_all and not is_resumed
         if named and is_certain and named not in known:
             limit = f"must be one of: {', '.join(known) or '(none)'}"
             raise InvalidArgumentError("speculation.drafter.name", named, limit)
-        choice = DrafterChoice(name=named or self.default_name, settings=speculation.drafter.settings)
+        choice = DrafterChoice(name=named or default_name, settings=speculation.drafter.settings)
+        is_hosted = bool(known) if choice.name == AUTO_DRAFTER else choice.name in known
         why_none = ""
         if not draft.workers and not known:
             why_none = "must be absent: this router has no draft workers"
         elif not named and choice.name == NO_DRAFTER:
             why_none = "must come with a drafter's name: this router has no default drafter"
-        elif not named and draft.has_met_all and not self.default:
+        elif not named and draft.has_met_all and not is_hosted:
             why_none = f"must come with a drafter's name: the router's default, {choice.name}, is hosted nowhere"
         if why_none:
             if not is_resumed:
                 _reject_terms(speculation, why_none)
             return None
-        if not named and choice.name == AUTO_DRAFTER:
-            choice.name = self.default
+        if choice.name == AUTO_DRAFTER and not _is_free(speculation):
+            choice.name = next(iter(self.fleet.ready_drafters or known), "")
         return choice
 
     def _predicting(
@@ -93,7 +99,7 @@ class Drafters:
         predicting = self.fleet.predicting_drafters
         if choice is not None and choice.name in predicting:
             return choice
-        is_free = not speculation.drafter.name and not speculation.drafter.settings
+        is_free = speculation.drafter.name in ("", AUTO_DRAFTER) and not speculation.drafter.settings
         if is_free and predicting:
             ready = (name for name in self.fleet.ready_drafters if name in predicting)
             return DrafterChoice(name=next(ready, predicting[0]))
@@ -104,6 +110,13 @@ class Drafters:
         else:
             limit = f"must be absent: of the drafters {', '.join(predicting)} looks predictions up"
         raise InvalidArgumentError("prediction", "set", limit)
+
+
+def _is_free(speculation: Speculation) -> bool:
+    """Whether any drafter will do: settings are one drafter's, and in modes whose tokens depend on drafts the clock
+    must not choose it."""
+    is_coupled = speculation.mode in (VERIFICATION_MODE_UNSPECIFIED, VERIFICATION_MODE_COUPLED)
+    return is_coupled and not speculation.drafter.settings
 
 
 def _reject_terms(speculation: Speculation, limit: str) -> None:

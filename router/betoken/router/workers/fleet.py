@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from asyncio_pool import AioPool
 
-from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.draft_pool import DraftPool
 from betoken.router.workers.verify_pool import VerifyPool
 from betoken.v1.types_pb2 import SourceInfo, WorkerHello
@@ -53,10 +52,9 @@ class Fleet:
         """The sources of draft tokens; one entry a name."""
         return list({source.name: source for source in (*self.draft.sources, *self.verify.sources)}.values())
 
-    def hosted_drafter(self, request: GenerationRequest) -> str:
-        """Name of the request's drafter; empty if no known worker hosts it: a resumed request may name any."""
-        name = request.drafter.name if request.drafter is not None else ""
-        return name if name in self.known_drafters else ""
+    def hosted(self, drafter: str) -> str:
+        """The name of a request's drafter; empty if no known worker hosts it: a resumed request may name any."""
+        return drafter if drafter in self.known_drafters else ""
 
     def max_draft_tokens(self, model: WorkerHello) -> int:
         """Largest draft that the verify workers and all known draft workers accept; 0 = not known."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from betoken.router.workers.drafter_choice import AUTO_DRAFTER, NO_DRAFTER
+from betoken.router.request.generation import AUTO_DRAFTER
+from betoken.router.workers.drafter_choice import NO_DRAFTER
 from betoken.router.workers.fleet import Fleet
 from betoken.rpc.link import WorkerLink
 

@@ -50,6 +50,8 @@ class Grant:
     """Most draft tokens of a round; 0 = plain steps."""
     is_priced: bool = False
     """Whether the drafter may choose its draft length."""
+    drafter: str = ""
+    """Name of the attached drafter; empty = the drafter of the open entry."""
 
     @property
     def end(self) -> int:
@@ -64,6 +66,7 @@ class Grant:
             num_plain_steps=self.num_tokens,
             num_draft_tokens=self.num_draft_tokens,
             is_priced=self.is_priced,
+            drafter=self.drafter if self.num_draft_tokens else "",
         )
 
 

@@ -92,7 +92,7 @@ class VerifySession:
         self._mailbox: Mailbox[Verdict | Stale | PromptLogprobs] = Mailbox(patience)
 
     @property
-    def is_attached(self) -> bool:
+    def can_attach(self) -> bool:
         """Whether the worker drafts for this sequence itself, as far as grants say so."""
         return self._limits.max_attached > 0
 

@@ -83,6 +83,7 @@ class VerifyWorker(Worker[VerifySession]):
             SequenceLostError: the worker has just gone.
         """
         attached = self._attached(request)
+        can_attach = attached is not None or (request.is_auto and bool(self.hello.drafters))
         session = VerifySession(
             self._options.sequence_ids.next(),
             self,
@@ -90,7 +91,7 @@ class VerifyWorker(Worker[VerifySession]):
                 self.hello.vocab_size,
                 has_logprobs=request.sampling.HasField("logprobs"),
                 num_prompt_logprobs=request.num_prompt_logprobs,
-                max_attached=self.hello.max_draft_tokens if attached is not None else 0,
+                max_attached=self.hello.max_draft_tokens if can_attach else 0,
             ),
             self._options.patience,
             self._verify_timeout_s,
@@ -98,12 +99,13 @@ class VerifyWorker(Worker[VerifySession]):
             num_received_logprobs,
         )
         try:
-            is_predicting = attached is not None and attached.name in self.hello.predicting_drafters
+            predicting = self.hello.predicting_drafters
+            is_predicting = bool(predicting) if attached is None else attached.name in predicting
             entry = request.open_entry(
                 session.sequence_id,
                 committed_ids,
                 attached,
-                is_predicting=is_predicting,
+                is_predicting=can_attach and is_predicting,
                 num_received_logprobs=num_received_logprobs,
             )
             self.link.send(opens=[entry])

@@ -12,7 +12,12 @@ from betoken.common.errors import InvalidArgumentError
 from betoken.common.tree import leading_chain, num_sound
 from betoken.rpc.validation.checks import check_count, check_enum, check_ids, check_range, check_text
 from betoken.rpc.validation.constraint import validate_constraint
-from betoken.rpc.validation.request import check_drafter, check_num_received, check_typical
+from betoken.rpc.validation.request import (
+    MAX_DRAFTER_NAME_BYTES,
+    check_drafter,
+    check_num_received,
+    check_typical,
+)
 from betoken.rpc.validation.sampling import validate_sampling
 from betoken.v1.draft_pb2 import Commit, DraftRequest
 from betoken.v1.types_pb2 import VERIFICATION_MODE_TYPICAL, OpenSequence, SparseDistribution, VerificationMode
@@ -119,6 +124,7 @@ def validate_block(block: DraftBlock, limits: BlockLimits) -> None:
     if block.num_draft_tokens:
         limit = 0 if num_drafts else limits.max_draft_tokens
         check_range("block.num_draft_tokens", block.num_draft_tokens, 0, limit)
+    check_text("block.drafter", block.drafter, MAX_DRAFTER_NAME_BYTES if block.num_draft_tokens else 0)
     if block.parents:
         _check_parents(block.parents, num_drafts, limits.supports_trees)
     if block.draft_probs:
