@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,22 @@ def test_many_sequences_draft_less_than_one() -> None:
     time = [RoundTime(0.109 + n * 0.0162, 0.0162, 0.0363 * (1 + n / 8)) for n in (1, 4, 16, 64)]
     lengths = [draft_lengths([powers(0.7)] * n, time[i])[0] for i, n in enumerate((1, 4, 16, 64))]
     assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize(("hit_rate", "length"), [(0.0, 1), (0.25, 2), (0.8, 3), (1.0, 3)])
+def test_the_draft_length_on_recorded_costs_grows_with_the_hit_rate_of_overlapped_rounds(
+    hit_rate: float, length: int
+) -> None:
+    assert draft_lengths([powers(0.7)], replace(CODER, hit_rate=hit_rate)) == [length]
+
+
+def test_an_overlapped_round_takes_the_longer_of_verification_and_draft_on_a_hit_and_their_sum_on_a_miss() -> None:
+    miss_s, hit_s = (replace(CODER, request_s=0.002, hit_rate=rate).seconds(3, 3) for rate in (1e-12, 1.0))
+    verify_s = 0.109 + 3 * 0.0162
+    assert miss_s == pytest.approx(verify_s + 3 * 0.0363 + 0.002)
+    assert hit_s == pytest.approx(max(verify_s, 4 * 0.0363))
+    assert replace(CODER, draft_s=0.1, hit_rate=1.0).seconds(3, 3) == pytest.approx(0.4)
+    assert replace(CODER, hit_rate=1.0).seconds(0, 0) == 0.109
 
 
 def test_position_acceptance_counts_the_first_rejected_token_and_none_after_it() -> None:

@@ -86,3 +86,31 @@ def test_evidence_moves_to_the_prior_while_no_drafts_are_made() -> None:
         gain.relax(0.5)
     assert gain._tokens.mean == pytest.approx(prior._tokens.mean, rel=0.01)
     assert gain.lengths.acceptance.mean == pytest.approx(prior.lengths.acceptance.mean, rel=0.01)
+
+
+def overlapped(hit_rate: float) -> ExpectedGain:
+    """Forwards of 1.5B and 0.5B models; drafts that were made ahead come at once."""
+    gain = ExpectedGain()
+    for index in range(2000):
+        num_tokens, is_hit = 1 + index % 3, index % 10 < 10 * hit_rate
+        seconds = 0.0 if is_hit else 0.036 * num_tokens
+        gain.add_draft(num_tokens, num_tokens, seconds, seconds, 0, is_hit=is_hit)
+        gain.lengths.acceptance.add(1, int(index % 10 < 7))
+    return gain
+
+
+def test_drafts_made_ahead_do_not_shorten_the_expected_time_of_drafting() -> None:
+    time = overlapped(0.5).round_time(0.109, 0.016, 0)
+    assert time.draft_s == pytest.approx(0.036, rel=0.05) and time.hit_rate == pytest.approx(0.5, abs=0.2)
+
+
+def test_the_expected_gain_of_overlapped_rounds_is_higher_than_of_synchronous_ones() -> None:
+    gains = [overlapped(hit_rate).gain(1, 0.109, 0.016, 0) for hit_rate in (0.0, 0.5, 0.9)]
+    assert gains == sorted(gains) and gains[2] > gains[0] + 0.1
+
+
+def test_the_hit_rate_falls_when_rounds_are_no_longer_overlapped() -> None:
+    gain = overlapped(1.0)
+    for _ in range(200):
+        gain.add_draft(1, 1, 0.036, 0.036, 0)
+    assert gain.round_time(0.109, 0.016, 0).hit_rate < 0.01

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from betoken.common.economy.means import DecayedMean
+from betoken.common.economy.speedup import RoundCosts, overlapped_round_time
 
 LADDER = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Draft lengths; a sequence moves by one step at a time."""
@@ -39,13 +40,18 @@ class RoundTime:
     """A draft token of all sequences; the drafter drafts them in one batch."""
     request_s: float = 0.0
     """Requesting a draft, drafting excluded."""
+    hit_rate: float = 0.0
+    """Share of drafts made ahead, during the verification before; 0 = rounds are not overlapped."""
 
     def seconds(self, num_tokens: int, longest: int) -> float:
         """Return the time with so many draft tokens in all, and so many of the sequence with most."""
         verify_s = self.decode_s + num_tokens * self.token_s
         if not longest:
             return verify_s
-        return verify_s + longest * self.draft_s + self.request_s
+        if not self.hit_rate:
+            return verify_s + longest * self.draft_s + self.request_s
+        costs = RoundCosts(self.draft_s, verify_s, draft_hop=self.request_s)
+        return overlapped_round_time(longest, costs, self.hit_rate)
 
 
 def draft_lengths(survivals: Sequence[Sequence[float]], time: RoundTime) -> list[int]:

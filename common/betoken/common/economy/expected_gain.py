@@ -86,6 +86,8 @@ class ExpectedGain:
         self._rows = DecayedMean(_DECAY, _PRIOR_STEPS * _PRIOR_ROWS, _PRIOR_STEPS)
         self._by_length = DecayedMean(_DECAY)
         """Share of drafts made by forwards, whose length `lengths` decides."""
+        self._hits = DecayedMean(_WAITING_DECAY)
+        """Share of drafts of forwards that were made ahead."""
         self._waiting: dict[int, _Waiting] = {}
 
     def add(self, num_tokens: int, num_rows: int, waiting_s: float, level: int) -> None:
@@ -95,8 +97,22 @@ class ExpectedGain:
         step_s = self._waiting.setdefault(level, _Waiting()).step_s
         step_s.add(min(waiting_s, _MOST_TIMES_USUAL * step_s.mean) if step_s.mean else waiting_s)
 
-    def add_draft(self, num_tokens: int, num_forwards: int, waited_s: float, drafting_s: float, level: int) -> None:
-        """Add the times of a draft."""
+    def add_draft(
+        self,
+        num_tokens: int,
+        num_forwards: int,
+        waited_s: float,
+        drafting_s: float,
+        level: int,
+        *,
+        is_hit: bool = False,
+    ) -> None:
+        """Add the times of a draft; `is_hit`: it was made ahead, so that they are not those of drafting."""
+        if num_tokens and (num_forwards or is_hit):
+            self._hits.add(is_hit)
+        if is_hit:
+            self._by_length.add(True)
+            return
         waiting = self._waiting.setdefault(level, _Waiting())
         waiting.request_s.add(max(0.0, waited_s - drafting_s))
         if num_tokens:
@@ -122,7 +138,7 @@ class ExpectedGain:
         known = [(abs(other - level), waiting) for other, waiting in self._waiting.items() if waiting.length.num]
         if known:
             fixed_s, draft_s = min(known, key=lambda pair: pair[0])[1].draft_times()
-            return RoundTime(decode_s, token_s, draft_s, request_s + fixed_s)
+            return RoundTime(decode_s, token_s, draft_s, request_s + fixed_s, self._hits.mean)
         is_new = self._mean("step_s", level) is None
         return RoundTime(decode_s, token_s, is_new * _PRIOR_DRAFT_SHARE * decode_s / (1 << level), request_s)
 
@@ -139,10 +155,12 @@ class ExpectedGain:
         tokens, rows, waiting_s = self._tokens.mean, self._rows.mean - 1.0, self._mean("step_s", level)
         length, most = self.lengths.best(num_running, time)
         share = self._by_length.mean if self._by_length.num else 0.5
+        num_draft_tokens = num_running * length
+        drafting_s = time.seconds(num_draft_tokens, length) - decode_s - num_draft_tokens * token_s
         waiting_s = length * time.draft_s if waiting_s is None else waiting_s
         tokens += share * (most - tokens)
         rows += share * (length - rows)
-        waiting_s += share * (time.request_s + length * time.draft_s - waiting_s)
+        waiting_s += share * (drafting_s - waiting_s)
         return math.log(max(1.0, tokens) * decode_s / (decode_s + num_running * rows * token_s + waiting_s))
 
     def _mean(self, name: str, level: int) -> float | None:

@@ -198,9 +198,11 @@ class SpeculationPolicy:
             return None
         return self._expected_gain.round_time(decode_s, times.token_s, self._size)
 
-    def add_draft(self, num_tokens: int, num_forwards: int, waited_s: float, drafting_s: float) -> None:
-        """Add the times of a draft that arrived."""
-        self._expected_gain.add_draft(num_tokens, num_forwards, waited_s, drafting_s, self._size)
+    def add_draft(
+        self, num_tokens: int, num_forwards: int, waited_s: float, drafting_s: float, *, is_hit: bool = False
+    ) -> None:
+        """Add the times of a draft that arrived; `is_hit`: it was made ahead."""
+        self._expected_gain.add_draft(num_tokens, num_forwards, waited_s, drafting_s, self._size, is_hit=is_hit)
 
     def learn(self, step: Step) -> None:
         """Learn from a drafted step made while the policy is off, as of a named drafter: tokens and costs of drafts."""

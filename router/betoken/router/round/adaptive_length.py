@@ -35,7 +35,9 @@ class AdaptiveLength:
     def came(self, draft: Draft, waited_s: float) -> None:
         """Add the times of a draft that arrived."""
         if self._policy is not None:
-            self._policy.add_draft(len(draft.ids), draft.num_forwards, waited_s, draft.forward_ns * 1e-9)
+            is_hit = bool(draft.num_ahead_ids)
+            drafting_s = draft.forward_ns * 1e-9
+            self._policy.add_draft(len(draft.ids), draft.num_forwards, waited_s, drafting_s, is_hit=is_hit)
 
     def verified(self, draft: Draft, num_accepted: int) -> None:
         """Add the result of a draft to the realised accepts."""
