@@ -133,6 +133,22 @@ def test_sequences_are_drafted_for_in_one_batch_with_long_prompts_in_chunks(benc
     assert max(bench.runner.forwards) <= 16
 
 
+def test_sequences_that_paused_share_the_prefill_tokens_of_a_forward(bench):
+    """Each has missed more than a chunk; all three take one chunk of a forward with a drafting sequence."""
+    texts = {n: [n, n + 1] for n in range(1, 5)}
+    for n, text in texts.items():
+        bench.open(n, text)
+    bench.draft(*texts)
+    for n, text in list(texts.items())[1:]:
+        missed = [(n + index) % 90 for index in range(30)]
+        bench.core.apply(Commit((1, n), len(text), missed))
+        text += missed
+    bench.runner.forwards.clear()
+    assert bench.draft(*texts) == {n: bench.runner.complete(text, 4) for n, text in texts.items()}
+    beside, alone = bench.runner.forwards[:4], bench.runner.forwards[4:]
+    assert max(beside) <= 6 + 2 and max(alone) <= 16
+
+
 def test_idle_sequences_give_up_their_pages_and_are_recomputed(fake_runner_class):
     bench = Bench(fake_runner_class(num_pages=6, page_size=4, max_context=24))
     prompts = {n: [n] * 12 for n in range(1, 5)}

@@ -10,6 +10,7 @@ import pytest
 
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.round import speculator
+from betoken.router.round.draft_timeouts import DraftTimeouts
 from betoken.router.round.speculator import Speculator
 from betoken.rpc.sampling import resolve_sampling
 from betoken.v1.draft_pb2 import DraftedBlock, DraftLinkResponse
@@ -90,7 +91,7 @@ async def test_drafts_begin_when_a_long_prompt_is_computed_without_blocking_the_
 async def test_a_draft_that_waits_for_its_prompt_in_mid_answer_is_waited_for_in_plain_steps(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = await make_cluster(draft_timeout_s=0.3, step_s=0.01)
+    cluster = await make_cluster(draft_timeout_s=0.3, step_s=0.01, drafter="model")
     drafter = cluster.drafters[0]
 
     async def lose_pages() -> None:
@@ -109,7 +110,7 @@ async def test_a_draft_that_waits_for_its_prompt_in_mid_answer_is_waited_for_in_
 
 
 async def test_a_late_drafter_that_never_comes_or_dies_costs_its_drafts_only(make_cluster: MakeCluster) -> None:
-    cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.01)
+    cluster = await make_cluster(draft_timeout_s=0.1, first_draft_timeout_s=0.3, step_s=0.01, drafter="model")
     drafter = cluster.drafters[0]
     drafter.prefill_rows, drafter.step_s = 1, 0.01
     prompt = [1 + i % 5 for i in range(200)]
@@ -189,7 +190,7 @@ async def test_sequences_that_were_quiet_while_a_drafter_was_replaced_do_not_cou
         SamplingParams(), SamplingParams(temperature=0.0), seed=1, prompt_length=3, max_context=83, vocab_size=100
     )
     generation = GenerationRequest("r", PROMPT, sampling, VERIFICATION_MODE_COUPLED, (), 83, drafter=DrafterChoice())
-    speculators = [Speculator(generation, pool, cluster.model.vocab_size, 5.0, 5.0) for _ in range(4)]
+    speculators = [Speculator(generation, pool, cluster.model.vocab_size, DraftTimeouts(5.0, 5.0)) for _ in range(4)]
 
     async def drafts() -> list[bool]:
         return [bool((await each.draft((), 4, takes_trees=False)).ids) for each in speculators]
@@ -233,7 +234,7 @@ async def test_a_draining_drafter_is_left_for_another(make_cluster: MakeCluster)
 async def test_a_draining_drafter_that_is_the_only_one_is_left_once_drafts_do_not_pay(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = await make_cluster(step_s=0.001)
+    cluster = await make_cluster(step_s=0.001, drafter="model")
     drafter = cluster.drafters[0]
     options = {name: value for name, value in OPTIONS.items() if name != "num_draft_tokens"}
     answer = asyncio.ensure_future(cluster.generate(**options, max_new_tokens=1500))

@@ -14,6 +14,7 @@ import pytest
 from betoken.common.economy.terms import AskingTime
 from betoken.common.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from betoken.router.request.generation import GenerationRequest
+from betoken.router.round.draft_timeouts import DraftTimeouts
 from betoken.router.round.drafting import TRANSITIONS, DraftingEvent, DraftingState, after
 from betoken.router.round.speculator import Speculator
 from betoken.router.workers.draft import Draft
@@ -91,6 +92,7 @@ class FakeSession:
     def __init__(self) -> None:
         self.outcome: Exception | None = None
         self.is_late = self.is_closed = False
+        self.num_missed_tokens = self.num_caught_up = 0
         self.timeouts_s: list[float] = []
 
     async def draft(
@@ -104,6 +106,10 @@ class FakeSession:
 
     def commit(self, base_length: int, ids: list[int]) -> None:
         assert not self.is_closed
+
+    async def catch_up(self, base_length: int, next_id: int) -> None:
+        assert not self.is_closed
+        self.num_caught_up, self.is_late = self.num_missed_tokens, True
 
     def close(self) -> None:
         assert not self.is_closed
@@ -145,7 +151,7 @@ def speculator(
     choice = DrafterChoice(name="ngram", settings=settings or {})
     fields |= {"drafter": choice}
     request = GenerationRequest("r", [1], SamplingParams(), mode, (), 100, **fields)
-    return Speculator(request, pool, vocab_size=10, timeout_s=1.0, first_timeout_s=9.0)  # type: ignore[arg-type]
+    return Speculator(request, pool, 10, DraftTimeouts(1.0, 9.0))  # type: ignore[arg-type]
 
 
 OUTCOMES: tuple[Exception | None, ...] = (
@@ -202,6 +208,28 @@ async def test_a_draft_is_waited_for_equally_long_before_and_after_the_prefill()
     assert (await drafts.draft([], 4, takes_trees=False)).ids
     assert (await drafts.draft([], 4, takes_trees=False)).ids
     assert late.timeouts_s == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("num_missed", "is_waited_for"), [(64, True), (65, False), (500, False)])
+async def test_a_round_waits_for_few_missed_tokens_only(num_missed: int, is_waited_for: bool) -> None:
+    pool = FakePool()
+    drafts = speculator(pool)
+    await drafts.draft([], 4, takes_trees=False)
+    (session,) = pool.sessions
+    session.num_missed_tokens = num_missed
+    draft = await drafts.draft([0] * num_missed, 4, takes_trees=False)
+    assert bool(draft.ids) == is_waited_for and drafts.is_available == is_waited_for
+    assert session.num_caught_up == (0 if is_waited_for else num_missed) and not drafts.failures
+    session.is_late, session.num_missed_tokens = False, 3  # the drafter is up to date
+    assert drafts.is_available and (await drafts.draft([0] * (num_missed + 3), 4, takes_trees=False)).ids
+
+
+async def test_drafts_that_choose_tokens_are_waited_for_after_a_pause() -> None:
+    pool = FakePool()
+    drafts = speculator(pool, mode=VERIFICATION_MODE_REJECTION)
+    await drafts.draft([], 4, takes_trees=False)
+    pool.sessions[0].num_missed_tokens = 500
+    assert (await drafts.draft([0] * 500, 4, takes_trees=False)).ids
 
 
 async def test_a_refused_request_is_never_opened_again() -> None:

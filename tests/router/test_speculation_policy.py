@@ -35,6 +35,18 @@ async def test_a_named_drafter_is_tried_in_every_request_and_every_256_tokens(ma
     assert reply.finish.speculation.num_rounds == 2
 
 
+async def test_a_drafter_catches_up_after_a_pause_while_the_answer_goes_on(make_cluster: MakeCluster) -> None:
+    cluster = await make_cluster(draft_timeout_s=20.0, first_draft_timeout_s=20.0)
+    await turn_off(cluster)
+    (drafter,) = cluster.drafters
+    drafter.requests.clear()
+    reply = await cluster.generate(**LONG, drafter="ngram")
+    assert reply.ids == cluster.target_ids(400, PROMPT)
+    caught_up = [request for request in drafter.requests if request.num_tokens == 1 and not request.HasField("terms")]
+    assert len(drafter.requests) == 3 and len(caught_up) == 1
+    assert reply.finish.speculation.num_failed_drafts == 0
+
+
 async def test_an_answer_and_the_model_info_report_why_drafts_are_off(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     await turn_off(cluster)

@@ -18,6 +18,7 @@ from betoken.router.policy.admission import Admission
 from betoken.router.policy.byte_budget import ByteBudget
 from betoken.router.request.generation import GenerationRequest, waiting_s
 from betoken.router.request.worker_identity import ServedModel
+from betoken.router.round.draft_timeouts import DraftTimeouts
 from betoken.router.round.events import Emit, Started
 from betoken.router.round.failover import Failover
 from betoken.router.round.generation import Generation, Placed
@@ -140,13 +141,14 @@ class Router:
     def _start(self, placed: Placed) -> Running:
         settings, request = self.settings, placed.generation.request
 
+        timeouts = DraftTimeouts(settings.draft_timeout_s, settings.first_draft_timeout_s)
+
         def make_speculator(request: GenerationRequest, policy: SpeculationPolicy | None) -> Speculator:
             return Speculator(
                 request,
                 self.draft,
                 placed.worker.hello.vocab_size,
-                settings.draft_timeout_s,
-                settings.first_draft_timeout_s,
+                timeouts,
                 policy,
                 settings.num_outcomes,
                 is_overlap_automatic=settings.overlap == "auto",

@@ -166,6 +166,25 @@ def test_features_of_a_long_prompt_are_read_chunk_by_chunk(target):
     assert_is_literal(rig, seq, drafted, 5, 2, 3)
 
 
+def test_eagle3_reads_few_tokens_at_once_in_the_first_draft_after_a_pause(target, monkeypatch):
+    rig = Rig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=80)
+    seq = rig.open(ids_of(5, 200), takes_trees=True)
+    num_rows, run = [], EagleDrafter._pass
+
+    def counted(drafter, parts):
+        num_rows.append(sum(len(part.segment.ids) for part in parts))
+        return run(drafter, parts)
+
+    monkeypatch.setattr(EagleDrafter, "_pass", counted)
+    for first in range(0, 199, 5):  # no draft is requested
+        rig.send([seq], first, min(first + 5, 199))
+        if rig.drafter.has_work:
+            assert rig.drafter.step() == []
+    (drafted,) = rig.draft([seq], 5)
+    assert max(num_rows) <= 64 + 5
+    assert_is_literal(rig, seq, drafted, 5, 2, 3)
+
+
 def test_without_features_of_the_last_tokens_eagle3_does_not_draft(target):
     rig = Rig(target)
     seq = rig.open(ids_of(6, 12), takes_trees=True)

@@ -33,6 +33,8 @@ from betoken.kernels.accept import accept_block
 
 SOURCE = "model"
 """Source name of its tokens: its spec's name."""
+_SHORT_ROWS = 32
+"""Longest segment that is never split if others share the forward: the tokens that a round commits."""
 
 
 class ModelDrafter:
@@ -158,17 +160,18 @@ class ModelDrafter:
         self._pages.check_integrity()
 
     def _plan(self) -> list[Planned]:
-        """The next forward: short segments first, prefill chunks in what is left of the rows."""
+        """The next forward: short segments first. With them, sequences that miss more, of prompts or after pauses,
+        share `max_prefill_tokens` tokens."""
         for seq, kv in self._caches.items():
             if kv.is_drafting and not kv.page_ids:
                 self._start(seq, kv)
         waiting = [(self._num_missing(seq, kv), seq, kv) for seq, kv in self._caches.items() if kv.is_drafting]
         waiting.sort(key=lambda entry: entry[0])
-        rows_left = self._max_rows
+        rows_left, short = self._max_rows, min(_SHORT_ROWS, self._max_prefill_tokens)
+        prefill_left = self._max_prefill_tokens if waiting and waiting[0][0] <= short else rows_left
         planned: list[Planned] = []
         for num_missing, seq, kv in waiting:
-            is_chunked = num_missing > self._max_prefill_tokens and bool(planned)
-            num_rows = min(num_missing, rows_left, self._max_prefill_tokens if is_chunked else rows_left)
+            num_rows = min(num_missing, rows_left, rows_left if num_missing <= short else prefill_left)
             masks = self._parallel.masks(kv) if self._parallel is not None else []
             if num_rows == num_missing and num_rows + len(masks) > rows_left:
                 num_rows -= 1  # the last id and the masks share a forward
@@ -188,6 +191,7 @@ class ModelDrafter:
                 part = chain_part(seq, kv, num_rows, guesses, is_whole=num_rows == num_missing)
             planned.append(part)
             rows_left -= len(part.segment.ids)
+            prefill_left -= num_rows if num_missing > short else 0
         return planned
 
     def _start(self, seq: DraftSequence, kv: DraftKV) -> None:

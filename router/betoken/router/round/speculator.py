@@ -25,6 +25,7 @@ from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.round.adaptive_length import AdaptiveLength
 from betoken.router.round.draft_errors import failure_reason, of_request
+from betoken.router.round.draft_timeouts import MAX_MISSED_TOKENS, DraftTimeouts
 from betoken.router.round.drafting import DraftingEvent, DraftingState, after
 from betoken.router.round.step_timer import StepTimer
 from betoken.router.workers.draft import NO_DRAFT, Draft
@@ -45,8 +46,6 @@ from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, DrafterChoice, Load
 _log = logging.getLogger(__name__)
 _FULL_PAUSE_S = 1.0
 """How long a worker that had no room for a request is not asked by it again: a refusal costs a round its draft."""
-_STEPS_PER_WAIT = 8
-"""Decode steps that a draft may take before it is late: it saves about as many at most."""
 _NO_FAULTS = (DraftWorkerLostError, DraftUnavailableError, DraftTimeoutError, DeadlineExceededError)
 """Not a new fault of the worker: it was replaced, has recorded the timeout, or met the request's own deadline."""
 
@@ -59,29 +58,23 @@ class Speculator:
         request: GenerationRequest,
         pool: DraftPool,
         vocab_size: int,
-        timeout_s: float,
-        first_timeout_s: float,
+        timeouts: DraftTimeouts,
         policy: SpeculationPolicy | None = None,
         num_outcomes: int = 0,
         *,
         is_overlap_automatic: bool = False,
     ) -> None:
-        """`timeout_s`: longest wait of a round for its draft, whatever the state of the session; or the time of
-        `_STEPS_PER_WAIT` decode steps if that is longer, up to `first_timeout_s`. A draft that takes longer is late:
-        the answer goes on with decode steps until it has come. In modes whose tokens depend on drafts none may be
-        late, and the first one, which includes the prompt's prefill, has `first_timeout_s`.
-
-        `policy`: decides whether the request drafts and how much; None = it always drafts.
+        """`policy`: decides whether the request drafts and how much; None = it always drafts.
         `num_outcomes`: outcomes of each verification that the drafter drafts ahead for, unless tokens depend on drafts.
         `is_overlap_automatic`: whether it does so only while measured times say that this is faster.
         """
         self._request = request
         self._pool = pool
         self._vocab_size = vocab_size
-        self._timeout_s = timeout_s
-        self._first_timeout_s = first_timeout_s
+        self._timeouts = timeouts
         self._policy = policy
-        self._num_outcomes = num_outcomes if request.mode == VERIFICATION_MODE_COUPLED else 0
+        self._may_be_late = request.mode == VERIFICATION_MODE_COUPLED  # else the clock would choose tokens
+        self._num_outcomes = num_outcomes if self._may_be_late else 0
         self._is_overlap_automatic = is_overlap_automatic
         self._record: DrafterRecord | None = None
         """Evidence about the drafter that has the sequence open."""
@@ -168,9 +161,12 @@ class Speculator:
         try:
             if self._session is None:
                 self._open(committed_ids)
-            timeout_s = min(
-                max(self._timeout_s, _STEPS_PER_WAIT * forward_s), max(self._timeout_s, self._first_timeout_s)
-            )
+            elif self._may_be_late and self._state.has_drafted and self._session.num_missed_tokens > MAX_MISSED_TOKENS:
+                self.timer.asks(is_first=True)
+                await self._session.catch_up(len(self._request.prompt_ids) + len(committed_ids), committed_ids[-1])
+                self._went(DraftingEvent.OVERDUE)
+                return NO_DRAFT
+            timeout_s = self._timeouts.of_round(forward_s)
             draft = await self._ask(committed_ids, room, num_tokens, takes_trees, load, timeout_s)
         except DraftLateError as error:
             self._late(error)
@@ -240,7 +236,7 @@ class Speculator:
     def _is_to_be_resynchronised(self) -> bool:
         """Whether the drafter's acceptance has collapsed since the sequence was opened, and tokens do not depend on
         drafts: the sequence is then opened again from its ids."""
-        if self._session is None or self._record is None or self._request.mode != VERIFICATION_MODE_COUPLED:
+        if self._session is None or self._record is None or not self._may_be_late:
             return False
         return self._record.num_resyncs > self._num_resyncs
 
@@ -260,7 +256,6 @@ class Speculator:
         """The draft of the worker that has the sequence open."""
         worker, session = self._worker, self._session
         assert worker is not None and session is not None
-        may_be_late = self._request.mode == VERIFICATION_MODE_COUPLED  # else the clock would choose tokens
         limit = min(room, worker.hello.max_draft_tokens or MAX_DRAFT_TOKENS)
         terms = None
         if load is not None and not self._request.num_draft_tokens:
@@ -277,8 +272,8 @@ class Speculator:
             (committed_ids or self._request.prompt_ids)[-1],
             num_tokens,
             self._vocab_size,
-            timeout_s if may_be_late or self._state.has_drafted else self._first_timeout_s,
-            may_be_late=may_be_late,
+            timeout_s if self._may_be_late or self._state.has_drafted else self._timeouts.first_s,
+            may_be_late=self._may_be_late,
             takes_trees=takes_trees,
             terms=terms_entry(terms) if terms is not None else None,
             num_outcomes=num_outcomes,

@@ -85,6 +85,28 @@ class DraftSession:
         """Whether a late draft is still to come; none may be asked for meanwhile."""
         return self._is_late and self._mailbox.is_empty
 
+    @property
+    def num_missed_tokens(self) -> int:
+        """Tokens committed since the last request."""
+        return sum(len(commit.ids) for commit in self._commits)
+
+    async def catch_up(self, base_length: int, next_id: int) -> None:
+        """Send the commits and a request whose draft is dropped, so that the next request finds the drafter up to date.
+
+        The session is late until the draft has come.
+
+        Raises:
+            DraftFailedError: the session is of no more use.
+            BetokenError: the worker's own error, or it has just gone.
+        """
+        if self._is_late:
+            await self._mailbox.get(0.0)  # is there: the session is not late
+        commits, self._commits = self._commits, []
+        self._ahead.clear()
+        self._is_late, self._is_pending = True, False
+        request = DraftRequest(sequence_id=self.sequence_id, base_length=base_length, next_id=next_id, num_tokens=1)
+        self._host.ask(commits, request)
+
     def commit(self, base_length: int, ids: Sequence[int]) -> None:
         """Send the drafter, with the next request, the tokens committed after `base_length`."""
         if self._commits:
