@@ -112,7 +112,7 @@ class DraftersRunner:
         runs: dict[str, SideRun] = {}
         sides = {side.name: side for side in (PLAIN_DECODING, *self.options.drafters)}
         load_average = os.getloadavg()[0]
-        seed = prompt.index + SEED_STEP * (task.repeat % self.options.samples)
+        seed = seed_of(task, self.options.samples)
         for name in shuffled([*sides, *map(BASELINE_NAMES.__getitem__, self._methods())], task):
             if name in sides:
                 answer = ours[name] = await self._ours(sides[name], prompt, seed, tenant=name[:128])
@@ -167,6 +167,11 @@ def category_of(prompt: Prompt, absent: str) -> str:
     if prompt.category in MT_BENCH:
         return "mt_bench"
     return prompt.category or absent
+
+
+def seed_of(task: Task, num_samples: int) -> int:
+    """Seed of a pass over a prompt; passes of the same sample repeat it."""
+    return task.index + SEED_STEP * (task.repeat % num_samples)
 
 
 def shuffled(names: Sequence[str], task: Task) -> list[str]:

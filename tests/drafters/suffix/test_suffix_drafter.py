@@ -4,6 +4,8 @@ import pytest
 
 from betoken.common.economy.terms import DraftTerms
 from betoken.common.errors import InvalidArgumentError
+from betoken.drafters.fused.drafter import FusedDrafter
+from betoken.drafters.ngram.drafter import NgramDrafter
 from tests.drafters.suffix.bench import ANSWER, PROMPT, committed, drafted, drafter_with, num_rounds, opened
 
 
@@ -125,3 +127,19 @@ def test_a_branch_with_hypothetical_ids_is_not_remembered():
 def test_settings_of_suffix_outside_their_limits_are_rejected_by_name(settings):
     with pytest.raises(InvalidArgumentError, match=r"drafter.settings"):
         opened(drafter_with(), settings=settings)
+
+
+def test_fused_drafts_from_memory_and_feeds_it():
+    suffix = drafter_with()
+    fused = FusedDrafter({"ngram": NgramDrafter(), "suffix": suffix})
+    for _ in range(3):
+        sequence = opened(fused)
+        for token_id in ANSWER:
+            fused.request(sequence, 4)
+            while suffix.has_work or fused.sources["ngram"].has_work or fused.has_work:
+                for drafter in (*fused.sources.values(), fused):
+                    drafter.step()
+            committed(fused, sequence, [token_id])
+        fused.close(sequence)
+    counts = suffix.memory_counts
+    assert counts.num_documents == 3 and counts.num_hits > len(ANSWER)

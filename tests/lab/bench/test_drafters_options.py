@@ -118,3 +118,9 @@ def test_how_much_is_measured_is_not_what_decides_speeds() -> None:
     many = parse_options([*MODELS, "--prompts", "x", "--prompts", "y"])
     assert few.decisive() == many.decisive()
     assert few.decisive() != parse_options([*MODELS, "--prompts", "x", "--verify-threads", "1"]).decisive()
+
+
+def test_the_number_of_samples_decides_speeds_of_the_drafter_table() -> None:
+    one, five = [parse_options([*MODELS, "--prompts", "x", *more]) for more in ([], ["--samples", "5"])]
+    assert five.samples == 5 and one.decisive() != five.decisive()
+    assert "samples" not in one.decisive(), "stores of earlier results lack it"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from betoken.bench.drafters_runner import category_of, interleave, shuffled
+from betoken.bench.drafters_runner import category_of, interleave, seed_of, shuffled
 from betoken.bench.drafters_store import Task
 from betoken.bench.prompts import Prompt
 
@@ -34,3 +34,9 @@ def test_groups_take_turns_until_each_ends() -> None:
 def test_mt_benchs_categories_are_one_as_in_spec_bench() -> None:
     categories = [category_of(Prompt(0, "", category), "code") for category in ("", "qa", "coding", "writing", "math")]
     assert categories == ["code", "qa", "mt_bench", "mt_bench", "mt_bench"]
+
+
+def test_samples_of_a_prompt_have_their_own_seeds_and_repeats_have_the_same() -> None:
+    seeds = [seed_of(Task("p", 7, repeat), num_samples=3) for repeat in range(6)]
+    assert seeds[:3] == seeds[3:] and len(set(seeds)) == 3 and seeds[0] == 7
+    assert [seed_of(Task("p", 7, repeat), num_samples=1) for repeat in range(3)] == [7] * 3
