@@ -14,6 +14,7 @@ from betoken.cli.bench import BenchOptions, bench
 from betoken.cli.chat import ChatOptions, chat
 from betoken.cli.command import command
 from betoken.cli.demo import DemoOptions, demo
+from betoken.cli.doctor import DoctorOptions, doctor
 from betoken.cli.generate import generate
 from betoken.cli.generate_options import GenerateOptions
 from betoken.cli.info import InfoOptions, info
@@ -39,6 +40,7 @@ app.command()(new_key)
 app.command("plan")(command(print_plan, PlanOptions))
 app.command()(command(measure, MeasureOptions))
 app.command()(command(bench, BenchOptions))
+app.command()(command(doctor, DoctorOptions))
 for name, run in (
     ("router", services.router),
     ("draft-worker", services.draft_worker),

@@ -51,11 +51,7 @@ def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
     Code that other users can write is never loaded.
     """
     global _temporary
-    try:
-        reason = _unfit(wanted, room_bytes)
-    except OSError as error:
-        reason = str(error)
-    if not reason:
+    if not (reason := unfit_reason(wanted, room_bytes)):
         return wanted
     _LOG.warning("compiled code is not kept in %s: %s", wanted, reason)
     if _temporary is None:
@@ -63,8 +59,15 @@ def private_folder(wanted: Path, room_bytes: int = 0) -> Path:
     return _temporary
 
 
+def unfit_reason(wanted: Path, room_bytes: int = 0) -> str:
+    """Why `private_folder` would not return the folder, which is made; empty = it would."""
+    try:
+        return _unfit(wanted, room_bytes)
+    except OSError as error:
+        return str(error)
+
+
 def _unfit(wanted: Path, room_bytes: int) -> str:
-    """Why the folder, which is made, cannot be taken; empty = it can."""
     wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
     if reason := distrust(wanted):
         return reason

@@ -1,0 +1,218 @@
+"""The checks of `betoken doctor`: each with a right and a wrong value."""
+
+import json
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from betoken.kernels import cpu
+from betoken.verify_worker.doctor.__main__ import findings
+from betoken.verify_worker.doctor.code import code_cache_finding, compiler_finding
+from betoken.verify_worker.doctor.devices import Gpu, device_finding, peer_access_finding
+from betoken.verify_worker.doctor.environment import environment_findings
+from betoken.verify_worker.doctor.gather import gather_finding, gather_result
+from betoken.verify_worker.doctor.machine import fast_wake_finding, ports_finding, shared_memory_finding
+from betoken.verify_worker.doctor.memory import (
+    cpu_memory_finding,
+    free_memory_bytes,
+    gpu_memory_finding,
+    model_finding,
+    weight_bytes,
+)
+from betoken.verify_worker.doctor.options import DoctorOptions
+from betoken.verify_worker.doctor.packages import packages_finding, python_finding
+
+MODELS = Path(__file__).parents[2] / "models"
+GB = 10**9
+GPU = Gpu("GPU of a test", 60 * GB, 80 * GB)
+
+
+def test_python_finding_compares_the_version_with_the_declared_one() -> None:
+    assert python_finding((3, 11, 2), ">=3.11").level == "ok"
+    old = python_finding((3, 10, 9), ">=3.11")
+    assert (old.level, old.found) == ("error", "3.10.9, not >=3.11") and "Python >=3.11" in old.cure
+
+
+def test_packages_finding_names_old_and_missing_packages() -> None:
+    lines = ["torch>=2.11; extra == 'worker'", "grpcio>=1.85.1", "fastapi>=0.120; extra == 'gateway'"]
+    versions = {"torch": "2.13.0+cpu", "grpcio": "1.85.1"}
+    right = packages_finding(lines, versions.__getitem__)
+    assert (right.level, right.found) == ("ok", "torch 2.13.0+cpu, grpcio 1.85.1")
+    old = packages_finding(lines, (versions | {"torch": "2.9.1"}).__getitem__)
+    assert (old.level, old.found) == ("error", "torch 2.9.1, not >=2.11") and "[worker]" in old.cure
+
+
+@pytest.mark.parametrize(("on_gpu", "level"), [(False, "warning"), (True, "error")])
+def test_missing_triton_is_an_error_only_on_a_gpu(on_gpu: bool, level: str) -> None:
+    def version_of(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    finding = packages_finding(["triton>=3.6; extra == 'worker'"], version_of, on_gpu)
+    assert (finding.level, finding.found) == (level, "triton is not installed, >=3.6 is needed")
+
+
+def test_device_finding_is_ok_on_a_machine_without_gpus() -> None:
+    finding = device_finding("cpu", 2, [], None)
+    assert finding.level == "ok" and "no GPU" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "found", "cuda", "cure"),
+    [
+        ("cuda:0", 1, [], None, "torch build for CUDA"),
+        ("cuda:0", 1, [], "13.0", "driver for CUDA 13.0"),
+        ("cuda:1", 2, [GPU, GPU], "13.0", "--tensor-parallel 1"),
+    ],
+)
+def test_device_finding_names_the_missing_part(
+    device: str, ranks: int, found: list[Gpu], cuda: str | None, cure: str
+) -> None:
+    finding = device_finding(device, ranks, found, cuda)
+    assert finding.level == "error" and cure in finding.cure
+
+
+def test_device_finding_shows_names_and_memory_of_gpus() -> None:
+    finding = device_finding("cuda:0", 2, [GPU, GPU], "13.0")
+    assert finding.level == "ok" and "GPU of a test, 80 GB" in finding.found
+
+
+def test_peer_access_finding_names_gpus_without_it() -> None:
+    assert peer_access_finding([(0, 1, True)]).level == "ok"
+    finding = peer_access_finding([(0, 1, True), (0, 2, False)])
+    assert finding.level == "warning" and "GPUs 0 and 2" in finding.found
+
+
+def test_shared_memory_of_docker_is_too_small_for_ranks_on_gpus() -> None:
+    docker = shared_memory_finding(2, True, free_bytes=64 << 20)
+    assert docker.level == "error" and "64 MiB free" in docker.found and "--shm-size 1024m" in docker.cure
+    assert shared_memory_finding(2, True, free_bytes=1 << 30).level == "ok"
+    assert shared_memory_finding(2, False, free_bytes=64 << 20).level == "ok"  # ranks on CPUs use sockets
+    assert shared_memory_finding(1, True, free_bytes=64 << 20).level == "ok"
+
+
+def test_shared_memory_without_its_folder_is_reported(tmp_path: Path) -> None:
+    assert shared_memory_finding(2, True, tmp_path / "absent").level == "error"
+
+
+def test_ports_finding_names_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        taken = ports_finding("127.0.0.1", [port])
+        assert taken.level == "error" and f"{port}: Address already in use" in taken.found
+    assert ports_finding("127.0.0.1", [0]).level == "ok"
+
+
+def test_fast_wake_finding_says_why_cores_may_not_be_kept_awake(tmp_path: Path) -> None:
+    (tmp_path / "latency").touch()
+    assert fast_wake_finding(tmp_path / "latency").level == "ok"
+    absent = fast_wake_finding(tmp_path / "absent")
+    assert absent.level == "warning" and "No such file" in absent.found and "/dev/cpu_dma_latency" in absent.cure
+
+
+@pytest.mark.parametrize(("is_required", "level"), [(True, "error"), (False, "warning")])
+def test_compiler_finding_of_a_missing_compiler(is_required: bool, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    finding = compiler_finding(cpu.LIBRARY, is_required)
+    assert (finding.level, finding.found) == (level, "CXX = 'no-such-compiler' names no program")
+    monkeypatch.setenv("CXX", "sh")
+    assert compiler_finding(cpu.LIBRARY, is_required).level == "ok"
+
+
+def test_code_cache_finding_rejects_a_folder_that_others_may_write(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    assert code_cache_finding(str(folder)).level == "ok"
+    folder.chmod(0o777)
+    shared = code_cache_finding(str(folder))
+    assert shared.level == "warning" and "other users may write" in shared.found and "--cache-dir" in shared.cure
+
+
+def test_weight_bytes_of_dense_tensors_are_those_of_the_dtype(tmp_path: Path) -> None:
+    save_file({"dense": torch.zeros(4, 8), "codes": torch.zeros(16, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    sizes = {dtype: weight_bytes(str(tmp_path), dtype) for dtype in ("bfloat16", "float32", "auto")}
+    assert sizes == {"bfloat16": 64 + 64, "float32": 128 + 64, "auto": 128 + 64}
+
+
+def test_model_finding_of_an_absent_and_a_broken_model(tmp_path: Path) -> None:
+    assert model_finding("model", str(MODELS / "target"), "bfloat16")[1] > 0
+    assert model_finding("model", str(tmp_path / "absent"), "bfloat16")[0].level == "error"
+    assert model_finding("model", "owner/name", "bfloat16")[0].level == "warning"  # may be on the hub
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    broken, size = model_finding("model", str(tmp_path / "cut.gguf"), "bfloat16")
+    assert (broken.level, size) == ("error", 0) and "is not a GGUF file" in broken.found
+
+
+@pytest.mark.parametrize(("free_gb", "level"), [(40, "ok"), (25, "warning"), (15, "error")])
+def test_memory_finding_on_a_cpu_counts_ranks_and_kv(free_gb: int, level: str) -> None:
+    finding = cpu_memory_finding(14 * GB, GB, 2, GB, free_gb * GB)
+    assert finding.level == level and "2 ranks of 7.00 GB weights and 1.00 GB KV" in finding.found
+
+
+@pytest.mark.parametrize(("free_gb", "level"), [(40, "ok"), (20, "warning"), (14, "error")])
+def test_memory_finding_on_gpus_counts_the_part_of_a_rank(free_gb: int, level: str) -> None:
+    finding = gpu_memory_finding(30 * GB, 0, [60 * GB, free_gb * GB])
+    assert finding.level == level and "15.00 GB weights per rank" in finding.found
+
+
+def test_free_memory_is_bounded_by_the_limit_of_the_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    assert free_memory_bytes(meminfo, tmp_path) == 8000 << 10
+    for name, text in (("max", "4096000\n"), ("current", "2048000\n"), ("stat", "anon 1\ninactive_file 48000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory_bytes(meminfo, tmp_path) == 4096000 - (2048000 - 48000)
+
+
+@pytest.mark.parametrize(
+    ("variable", "harmless", "trap"),
+    [
+        ("NCCL_P2P_DISABLE", "0", "1"),
+        ("NCCL_SOCKET_IFNAME", "^docker", "eth7"),
+        ("NCCL_SOCKET_IFNAME", "=lo,eth0", "=eth"),
+        ("GLOO_SOCKET_IFNAME", "eth0", "eth"),
+        ("OMP_NUM_THREADS", "", "1"),
+        ("CUDA_VISIBLE_DEVICES", "0,1", ""),
+        ("TRITON_INTERPRET", "0", "1"),
+        ("BETOKEN_CPU_ISA", "native", "avx2"),
+    ],
+)
+def test_environment_findings_name_a_trap_and_its_cure(variable: str, harmless: str, trap: str) -> None:
+    assert [one.level for one in environment_findings({variable: harmless}, ["lo", "eth0"])] == ["ok"]
+    (finding,) = environment_findings({variable: trap}, ["lo", "eth0"])
+    assert finding.name == variable and finding.level != "ok" and finding.found.startswith(f"= {trap!r}")
+    assert finding.cure
+
+
+def test_doctor_findings_name_a_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "betoken.verify_worker.doctor.worker", None)
+    *others, finding = findings(DoctorOptions())
+    assert (finding.name, finding.level) == ("torch", "error") and "cannot be imported" in finding.found
+    assert {"python", "packages", "fast wake"} <= {other.name for other in others}
+
+
+def test_gather_finding_reports_the_time_between_two_ranks() -> None:
+    finding = gather_finding(2, "cpu", 120)
+    assert finding.level in ("ok", "warning") and "gloo: 1 MiB in " in finding.found, finding
+
+
+def test_gather_finding_ends_in_bounded_time_and_names_the_cause() -> None:
+    late = gather_finding(2, "cpu", 0.01)
+    assert late.level == "error" and "no result within 0.01 s" in late.found and "loopback" in late.cure
+
+
+def test_gather_finding_of_a_backend_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    finding = gather_finding(2, "cpu", 120)
+    assert finding.level == "error" and "no-such-interface" in finding.found, finding
+
+
+def test_gather_result_warns_of_a_slow_exchange() -> None:
+    assert gather_result(2, "cpu", {"seconds": 1e-3}).level == "ok"
+    slow = gather_result(2, "cuda:0", json.loads('{"seconds": 0.5}'))
+    assert slow.level == "warning" and "NCCL: 1 MiB in 500.00 ms, which is slow" in slow.found

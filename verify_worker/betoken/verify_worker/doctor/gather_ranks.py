@@ -1,0 +1,98 @@
+"""`python -m betoken.verify_worker.doctor.gather_ranks`: the ranks of a gather, joined as a verify worker's are.
+
+Rank 0 (`lead DEVICE SIZE`) starts the others (`follow DEVICE PID`) and writes one JSON object: `seconds` or `error`.
+"""
+
+import json
+import os
+import sys
+import time
+from statistics import median
+
+import numpy as np
+import torch
+
+from betoken.engine.errors import RankLostError
+from betoken.engine.rank_group import RankGroup
+from betoken.engine.ranks.joining import join, place_in_environment, store_in_environment
+from betoken.engine.ranks.parent import end_with_parent
+from betoken.engine.ranks.processes import RankProcesses, counts_in_environment
+from betoken.verify_worker.doctor.gather import GATHER_BYTES
+
+_NUM_WARM, _NUM_TIMED = 3, 15
+
+
+def device_of_rank(device: str, rank: int) -> torch.device:
+    """Return a rank's device: the named GPU is rank 0's, the following ones are the other ranks'."""
+    named = torch.device(device)
+    return named if named.type != "cuda" else torch.device("cuda", (named.index or 0) + rank)
+
+
+def gather_seconds(group: RankGroup, device: torch.device) -> float:
+    """Return the median time of a gather, whose result has `GATHER_BYTES`.
+
+    Raises:
+        RankLostError: an exchange failed, or another rank's bytes did not arrive.
+    """
+    own = torch.full((GATHER_BYTES // group.size,), group.rank, dtype=torch.uint8, device=device)
+    times = []
+    for _ in range(_NUM_WARM + _NUM_TIMED):
+        begin = time.perf_counter()
+        gathered = group.stack(own)
+        _wait_for(device)
+        times.append(time.perf_counter() - begin)
+    expected = torch.arange(group.size, device=device)[:, None]
+    if not bool((gathered == expected).all()):
+        raise RankLostError("a gather returned other bytes than the ranks sent")
+    return median(times[_NUM_WARM:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _lead(device: str, size: int) -> dict[str, float | str]:
+    command = [sys.executable, "-m", __spec__.name, "follow", device, str(os.getpid())]
+    processes = RankProcesses(size, command, b"", lambda error: None)
+    try:
+        own = device_of_rank(device, 0)
+        group = join(0, size, processes.store, own, processes.counts, processes.explain, processes.lost)
+        seconds = gather_seconds(group, own)
+        group.send(np.zeros(0, np.int32))  # the end
+        return {"seconds": seconds}
+    except Exception as error:  # backends raise many types
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        processes.close()
+
+
+def _follow(device: str, parent: int) -> None:
+    end_with_parent()
+    if os.getppid() != parent:
+        return
+    rank, size = place_in_environment()
+    own = device_of_rank(device, rank)
+    group = join(rank, size, store_in_environment(), own, counts_in_environment(size))
+    gather_seconds(group, own)
+    group.receive()
+
+
+def main() -> None:
+    """Be one rank."""
+    role, device, number = sys.argv[1:]
+    try:
+        if role == "follow":
+            _follow(device, int(number))
+        else:
+            sys.stdout.write(json.dumps(_lead(device, int(number))))
+    except Exception as error:  # the last words are the cause that rank 0 reports
+        sys.stdout.write(f"{type(error).__name__}: {error}")
+        sys.stdout.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # a backend whose peers are gone may block the rest of the exit
+
+
+if __name__ == "__main__":
+    main()
