@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -60,8 +61,10 @@ def test_a_rank_that_ends_is_reported_with_its_last_words() -> None:
 
 def test_a_rank_that_is_killed_is_reported_unless_its_worker_ends() -> None:
     processes, lost, has_lost = started("import sys; sys.stdin.read()")
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not processes.pids:
-        threading.Event().wait(0.01)
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
     os.kill(processes.pids[1], signal.SIGKILL)
     assert has_lost.wait(TIMEOUT_S)
     assert f"rank 1, pid {processes.pids[1]}, was ended by SIGKILL" in str(lost[0])
