@@ -1,7 +1,7 @@
 """The source that drafts for one request: the drafter it names or, for `auto`, the fastest at present.
 
-Sources are the drafters attached to the request's verify worker, and those of the draft workers. Whether the source's
-drafts pay at the present load is decided by its speculation policy. Knows names and rates; no rounds and no text.
+Sources are attached drafters of the request's verify worker and hosted drafters of the draft workers. The speculation
+policy of a source decides whether its drafts pay at the present load. Knows names and rates; no rounds and no text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from betoken.v1.verify_pb2 import Verdict
 _CONSTRAINT_DRAFTER = "grammar"
 """Drafter that has nothing to propose without a constraint."""
 _SETTLING_TOKENS = 16
-"""Tokens after a change whose steps may still be those of the source before."""
+"""Tokens after a change that the source before may still have drafted."""
 
 
 class RequestSources:
-    """The present source of one request, and those that it used before."""
+    """The sources of one request: the present one and earlier ones."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RequestSources:
         self._speculators: dict[str, Speculator] = {}
         self._attached: dict[str, AttachedRounds] = {}
         self._settled_at = 0
-        """Committed length from which steps are those of the present source."""
+        """Committed length from which only the present source drafts."""
         name = request.drafter.name if request.drafter is not None else ""
         self._source = DraftSource(name, False)
         if self._rates is not None:
