@@ -22,6 +22,7 @@ from betoken.gateway.settings import GatewaySettings
 from betoken.router.settings import RouterSettings
 from betoken.rpc import server, telemetry
 from betoken.v1 import generation_pb2
+from betoken.verify_worker.doctor.machine import shared_memory_finding
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +53,12 @@ def merged(old, new):
     return old | {key: merged(old.get(key), value) for key, value in new.items()}
 
 
-def stack(*overrides):
-    """Every service of these files and `compose.yaml`, variables at their defaults."""
+def stack(*overrides, **variables):
+    """Every service of these files and `compose.yaml`; other variables have their defaults."""
     services = {}
     for file in ("compose.yaml", *overrides):
-        text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / file).read_text())
+        text = (DEPLOY / file).read_text()
+        text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1], match[2]), text)
         services = merged(services, yaml.safe_load(text)["services"])
     return services
 
@@ -204,6 +206,16 @@ def test_an_image_is_built_by_one_service(overrides):
     built = [service["image"] for service in services if "target" in service.get("build", ())]
     assert sorted(built) == sorted({service["image"] for service in services})
     assert all(service["pull_policy"] == "never" for service in services if "build" not in service)
+
+
+def test_ranks_of_a_verify_worker_have_gpus_and_shared_memory(monkeypatch):
+    service = stack("compose.gpu.yaml", VERIFY_GPUS="0,1", VERIFY_RANKS="2")["verify"]
+    settings = parse(*module_and_environment(service), monkeypatch)
+    (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices["device_ids"] == ["0,1"]
+    assert (settings.device, settings.tensor_parallel) == ("cuda:0", 2)
+    size = int(service["shm_size"].removesuffix("gb")) << 30
+    assert shared_memory_finding(settings.tensor_parallel, on_gpu=True, free_bytes=size).level == "ok"
 
 
 def test_a_further_verify_worker_as_the_page_shows_it(monkeypatch):
