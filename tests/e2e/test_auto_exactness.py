@@ -30,15 +30,16 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 class RandomChoice:
-    """Chooses a random source, or none, every few tokens."""
+    """Chooses a source, or none, every few tokens: at random among those that make a new kind of change, if any."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.changes: set[tuple[DraftSource, DraftSource]] = set()
 
     def __call__(self, rates: SequenceRates[DraftSource], candidates: dict[DraftSource, Any], level: int) -> Any:
-        chosen = self.rng.choice([*candidates, NO_SOURCE])
-        before, rates.current = rates.current or NO_SOURCE, chosen
+        before, options = rates.current or NO_SOURCE, [*candidates, NO_SOURCE]
+        new = [one for one in options if (kind_of(before), kind_of(one)) not in self.kinds]
+        chosen = rates.current = self.rng.choice(new or options)
         rates.base = self.rng.choice([None, before])
         rates._num_since_choice = self.rng.choice((8, 12, 15))
         self.changes.add((before, chosen))
@@ -47,9 +48,13 @@ class RandomChoice:
     @property
     def kinds(self) -> set[tuple[str, str]]:
         """Changes between attached, remote and no sources."""
-        kinds = {True: "attached", False: "remote"}
-        named = [[kinds[one.is_attached] if one.name else "none" for one in change] for change in self.changes]
-        return {(before, after) for before, after in named}
+        return {(kind_of(before), kind_of(after)) for before, after in self.changes}
+
+
+def kind_of(source: DraftSource) -> str:
+    if not source.name:
+        return "none"
+    return "attached" if source.is_attached else "remote"
 
 
 async def answers(client: AsyncClient, temperature: float, **how: Any) -> list[Completion]:
