@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from betoken.cli.measured import measured, table_ratio
+from betoken.cli.measured import measured, shared_probability, table_ratio
 from betoken.client import Completion, InvalidArgumentError, StepCost
 from betoken.common.economy.plan import DraftKind
 from betoken.router.text.tokenizer import Tokenizer
@@ -84,6 +84,22 @@ def test_a_measurement_without_drafts_is_rejected():
 def test_a_measurement_of_answers_without_a_decode_step_is_rejected():
     with pytest.raises(InvalidArgumentError, match="max_new_tokens"):
         measured([answer(1, 1, num_verify_forwards=0)], [DRAFTED], 4, 0.5)
+
+
+def test_the_shared_probability_is_the_acceptance_of_rejection_sampling():
+    rejection = [
+        answer(9, 1, num_drafts=60, num_accepted_tokens=45),
+        answer(9, 1, num_drafts=40, num_accepted_tokens=35),
+    ]
+    assert shared_probability(rejection) == (pytest.approx(0.8), pytest.approx(0.04))
+    with pytest.raises(InvalidArgumentError, match="drafter = model: must draft"):
+        shared_probability([answer(9, 1)])
+
+
+def test_the_total_variation_of_greedy_answers_is_not_measured(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the"}\n')
+    result = run("measure", "--prompts", str(tmp_path / "prompts.jsonl"), "--total-variation")
+    assert result.exit_code == 1 and "temperature = 0: must be above 0 with --total-variation" in result.output
 
 
 def test_the_ratio_of_a_table_of_step_times_is_interpolated():

@@ -17,11 +17,23 @@ from rich.table import Table
 
 from betoken.cli import connection as c
 from betoken.cli.bench import prompts_of
-from betoken.cli.measured import Measured, measured, table_ratio
+from betoken.cli.measured import Measured, measured, shared_probability, table_ratio
 from betoken.cli.plan import as_json, summary, table
-from betoken.client import Client, Completion, ModelInfo, Sampling, Speculation, UnavailableError
+from betoken.client import (
+    Client,
+    Completion,
+    InvalidArgumentError,
+    ModelInfo,
+    Sampling,
+    Speculation,
+    UnavailableError,
+    VerificationMode,
+)
 from betoken.common.economy.plan import DraftKind, plan
 from betoken.loadtest.prompts import Prompt
+
+_MODEL = "model"
+"""Drafter that reports its probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,14 @@ class MeasureOptions(c.Connection):
     )
     hit_rate: Annotated[float, typer.Option(min=0, max=1, help="Assumed unless rounds are overlapped.")] = 0.8
     temperature: Annotated[float, typer.Option(min=0, help="0 = greedy.")] = 0.0
+    total_variation: Annotated[
+        bool,
+        typer.Option(
+            "--total-variation",
+            help="Also answer each prompt in the mode REJECTION, whose acceptance with `model` is 1 - TV of the pair;"
+            " needs a temperature above 0.",
+        ),
+    ] = False
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
@@ -47,18 +67,25 @@ def measure(options: MeasureOptions) -> None:
     One stream answers each prompt without speculation and then with drafts of a fixed length. Other load disturbs it.
     """
     with c.reported_errors(options, options.json_), options.client() as client:
+        if options.total_variation and options.temperature == 0:
+            raise InvalidArgumentError("temperature", 0, "must be above 0 with --total-variation")
         prompts = prompts_of(options.prompts, options.num_prompts)
         info = client.model_info()
         decoded, drafted = _answers(client, info, options, prompts)
         result = measured(decoded, drafted, options.num_draft_tokens, options.hit_rate, options.draft)
+        shared = _shared_probability(client, info, options, prompts) if options.total_variation else None
         planned = plan(result.inputs)
         ratio = _table_ratio(info, options.num_draft_tokens)
         if options.json_:
             told = {"measured": result.as_json(), "table_verify_ratio": ratio, "drafter": drafted[0].drafter}
+            told |= {"shared_probability": shared and dict(zip(("mean", "standard_error"), shared, strict=True))}
             print(json.dumps(told | {"plan": as_json(planned)}))
             return
         console = Console()
-        for grid in (_comparison(result, drafted[0].drafter, ratio), summary(planned), table(planned)):
+        comparison = _comparison(result, drafted[0].drafter, ratio)
+        if shared is not None:
+            comparison.add_row("1 - TV", f"{shared[0]:.3f} ± {shared[1]:.3f} of `{_MODEL}` and the target")
+        for grid in (comparison, summary(planned), table(planned)):
             console.print(grid)
             console.print()
 
@@ -71,19 +98,30 @@ def _answers(
     Raises:
         UnavailableError: tokens differ, so that speeds cannot be compared.
     """
-    sampling = Sampling(temperature=options.temperature, seed=0, max_new_tokens=options.max_new_tokens, ignore_eos=True)
     ways = (Speculation(off=True), Speculation(options.drafter, num_draft_tokens=options.num_draft_tokens))
     pairs = []
     for prompt in (prompts[0], *prompts):
-        is_chat = prompt.is_chat and info.has_chat_template
-        question: Any = [{"role": "user", "content": prompt.text}] if is_chat else prompt.text
-        pair = [client.generate(question, sampling=sampling, speculation=way).result() for way in ways]
+        pair = [_answer(client, info, options, prompt, way) for way in ways]
         if pair[0].output_ids != pair[1].output_ids:
             raise UnavailableError(f"prompt {prompt.index}: tokens with drafts differ from those without")
         pairs.append(pair)
         sys.stderr.write(f"{len(pairs)} of {len(prompts) + 1} prompts\n")
     decoded, drafted = zip(*pairs[1:], strict=True)
     return list(decoded), list(drafted)
+
+
+def _shared_probability(
+    client: Client, info: ModelInfo, options: MeasureOptions, prompts: list[Prompt]
+) -> tuple[float, float]:
+    way = Speculation(_MODEL, num_draft_tokens=1, mode=VerificationMode.REJECTION)
+    return shared_probability([_answer(client, info, options, prompt, way) for prompt in prompts])
+
+
+def _answer(client: Client, info: ModelInfo, options: MeasureOptions, prompt: Prompt, way: Speculation) -> Completion:
+    sampling = Sampling(temperature=options.temperature, seed=0, max_new_tokens=options.max_new_tokens, ignore_eos=True)
+    is_chat = prompt.is_chat and info.has_chat_template
+    question: Any = [{"role": "user", "content": prompt.text}] if is_chat else prompt.text
+    return client.generate(question, sampling=sampling, speculation=way).result()
 
 
 def _table_ratio(info: ModelInfo, num_draft_tokens: int) -> float | None:

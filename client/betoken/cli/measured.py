@@ -5,6 +5,7 @@ Knows answers; asks nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -107,6 +108,23 @@ def measured(
         1.0 + _sum(stats, "num_accepted_tokens") / num_drafts,
         is_overlapped,
     )
+
+
+def shared_probability(rejection: Sequence[Completion]) -> tuple[float, float]:
+    """Return 1 - TV of the distributions of drafter and target, a mean over positions, and its standard error.
+
+    TV is their total variation distance. `rejection`: answers in the mode REJECTION with one draft token per round,
+    which is accepted with the probability sum(min(target, draft)) = 1 - TV. The drafter reports its probabilities.
+    Source: Leviathan et al., arXiv:2211.17192, corollary 3.6.
+
+    Raises:
+        InvalidArgumentError: no draft was verified.
+    """
+    stats = [one.speculation for one in rejection]
+    if not (num_drafts := _sum(stats, "num_drafts")):
+        raise InvalidArgumentError("drafter", rejection[0].drafter, "must draft; no draft was verified")
+    share = _sum(stats, "num_accepted_tokens") / num_drafts
+    return share, math.sqrt(share * (1.0 - share) / num_drafts)
 
 
 def _acceptance(stats: Sequence[SpeculationStats]) -> float:
