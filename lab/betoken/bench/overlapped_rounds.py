@@ -1,4 +1,4 @@
-"""Overlapped against synchronous rounds of one pair, each model on a core of its own.
+"""Overlapped against synchronous rounds of one pair, one core for each model.
 
     python -m betoken.bench.overlapped_rounds --target FILE --draft FILE --prompts FILE
 
@@ -99,7 +99,7 @@ def markdown(table: Sequence[dict[str, Any]]) -> str:
 
 
 def pin(pid: int, core: int) -> None:
-    """Pin all threads of a process, and those that they start, to a core."""
+    """Pin all threads of a process, and the threads they start, to a core."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), {core})
 
@@ -145,11 +145,11 @@ async def _overlapped(
     router.start()
     exits.callback(router.kill)
     async with asyncio.timeout(START_TIMEOUT_S):
-        while not router.is_ready():  # noqa: ASYNC110 - a file tells
+        while not router.is_ready():  # noqa: ASYNC110 - a file of another process
             await asyncio.sleep(POLL_INTERVAL_S)
         client = AsyncClient(router.address, retry=RetryPolicy(max_retries=0))
         exits.push_async_callback(client.close)
-        while "model" not in (await client.model_info()).drafters:  # noqa: ASYNC110 - the router tells when asked
+        while "model" not in (await client.model_info()).drafters:  # noqa: ASYNC110 - its link to the draft worker
             await asyncio.sleep(POLL_INTERVAL_S)
     return client
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class MemoryCounts(NamedTuple):
-    """What a memory holds now, and what happened since it was made."""
+    """Contents of a memory and events since it was made."""
 
     num_documents: int = 0
     num_tokens: int = 0

@@ -23,7 +23,7 @@ def read_corpus(paths: Sequence[str], tokenizer_text: Callable[[], str]) -> Text
         tokenizer_text: gives the tokenizer of the target as the text of a tokenizer.json, empty if it is not known.
 
     Raises:
-        FailedPreconditionError: a file cannot be read, or it holds text and there is no tokenizer.
+        FailedPreconditionError: a file cannot be read, or it holds text and no tokenizer is known.
     """
     if not paths:
         return None
@@ -51,7 +51,7 @@ class _Encoder:
 
     def encode(self, text: str) -> list[int]:
         """Raises:
-        ValueError: there is no tokenizer.
+        ValueError: no tokenizer is known.
         """
         if self._fast is None:
             raise ValueError("text needs a tokenizer: give --model, or token ids in a .jsonl file")

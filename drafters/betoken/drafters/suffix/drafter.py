@@ -116,7 +116,7 @@ class SuffixDrafter(NgramDrafter):
 
     @property
     def memory_counts(self) -> MemoryCounts:
-        """What its memory holds."""
+        """Contents of its memory."""
         return self._memory.counts
 
     def close(self, sequence: DraftSequence) -> None:

@@ -1,7 +1,7 @@
 """Documents of token ids of several owners, with an index of their n-grams; the oldest text makes room for new text.
 
 All owners share a pool of pages. An owner that needs a page when none is free takes the oldest page of the owner with
-the most pages, so that no owner can displace the text of another that holds less. Each owner has an index of its own.
+the most pages, so that no owner can displace the text of another that holds less. Each owner has its own index.
 Memory per token: 4 bytes for its id, 12 for the links between equal n-grams, and 1 to 48 for their heads.
 """
 
@@ -77,7 +77,7 @@ class _Owner:
     heads: list[npt.NDArray[np.int32]] = field(default_factory=list)
     """[buckets] per size: 1 + slot of the last place of the bucket's n-grams, 0 = none."""
     views: list[Any] = field(default_factory=list)
-    """The same memory, for single reads."""
+    """The same memory for single reads."""
     used: int = 0
     """Time of its last use, in uses of the store."""
 
