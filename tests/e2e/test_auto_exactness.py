@@ -30,7 +30,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ru
 
 
 class RandomChoice:
-    """Chooses a source, or none, every few tokens: at random among those that make a new kind of change, if any."""
+    """Selects a random source, or none, every few tokens. New kinds of changes come first."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -20,7 +20,7 @@ class ParallelRows:
     depths: torch.Tensor
     """[N] int64, 0 to K - 1."""
     positions: torch.Tensor
-    """[N] int64; those of depth 0 are 0, ..., T - 1."""
+    """[N] int64; 0, ..., T - 1 at depth 0."""
 
     @classmethod
     def drawn(

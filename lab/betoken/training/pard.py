@@ -82,13 +82,13 @@ def _num_leading(is_right: torch.Tensor, position: int) -> int:
 
 
 def choose_mask_token(wanted: int | None, tokenizer: Any, vocab_size: int) -> int:
-    """Return the wanted id, or the first one that the tokenizer does not use.
+    """Return the wanted id, by default the first id without a token.
 
     Raises:
         ValueError: the id is not in the vocabulary, or all ids are used.
     """
     if wanted is None and len(tokenizer) >= vocab_size:
-        raise ValueError(f"mask_token: the tokenizer uses all {vocab_size} ids: name one that texts do not need")
+        raise ValueError(f"mask_token: the tokenizer uses all {vocab_size} ids; name one that rarely occurs")
     token_id = len(tokenizer) if wanted is None else wanted
     if not 0 <= token_id < vocab_size:
         raise ValueError(f"mask_token {token_id}: must be at least 0 and below {vocab_size}")

@@ -107,7 +107,7 @@ class ExpectedGain:
         *,
         is_hit: bool = False,
     ) -> None:
-        """Add the times of a draft; `is_hit`: it was made ahead, so that they are not those of drafting."""
+        """Add the times of a draft. `is_hit`: it was made ahead; its times do not include drafting."""
         if num_tokens and (num_forwards or is_hit):
             self._hits.add(is_hit)
         if is_hit:

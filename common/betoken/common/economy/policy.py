@@ -201,7 +201,7 @@ class SpeculationPolicy:
     def add_draft(
         self, num_tokens: int, num_forwards: int, waited_s: float, drafting_s: float, *, is_hit: bool = False
     ) -> None:
-        """Add the times of a draft that arrived; `is_hit`: it was made ahead."""
+        """Add the times of a draft that arrived. `is_hit`: it was made ahead."""
         self._expected_gain.add_draft(num_tokens, num_forwards, waited_s, drafting_s, self._size, is_hit=is_hit)
 
     def learn(self, step: Step) -> None:

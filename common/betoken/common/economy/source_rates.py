@@ -113,9 +113,9 @@ class SourceRates(Generic[SourceT]):
         return self._num_tokens - self._used_at.get(source, 0)
 
     def token_s(self, source: SourceT | None, level: int) -> float | None:
-        """Return the expected seconds per token; None if it was measured at no load.
+        """Return the expected seconds per token; None if the source was not measured.
 
-        A source that was measured at other loads only keeps its ratio to one that was measured at both.
+        If it was measured at other loads only, its ratio to a source measured at both is taken as the same.
         """
         measured = (other for other, known in self._levels.items() if source in known)
         levels = sorted(measured, key=lambda other: (abs(other - level), other))
@@ -132,7 +132,7 @@ class SourceRates(Generic[SourceT]):
 
 
 class SequenceRates(Generic[SourceT]):
-    """The source of one sequence, chosen by its own rates and those of all sequences."""
+    """Selects the source of one sequence from its own rates and the rates of all sequences."""
 
     def __init__(self, rates: SourceRates[SourceT]) -> None:
         self.current: SourceT | None = None
@@ -143,7 +143,7 @@ class SequenceRates(Generic[SourceT]):
         self._own: dict[SourceT | None, _Evidence] = {}
         self._level = 0
         self._num_tokens = self._num_measured = self._num_since_choice = 0
-        """Tokens since the last change, those of them that were measured, and tokens since the last choice."""
+        """Tokens since the last change, measured tokens since then, and tokens since the last choice."""
 
     @property
     def is_due(self) -> bool:
@@ -167,7 +167,7 @@ class SequenceRates(Generic[SourceT]):
             self._num_measured += num_tokens
 
     def choose(self, candidates: Mapping[SourceT, Candidate], level: int) -> SourceT | None:
-        """Return the source from now on: the present one, the fastest, or another one that is tried.
+        """Select the next source: the present one, the fastest, or one to try.
 
         `candidates`: in order of preference while nothing is measured.
         """

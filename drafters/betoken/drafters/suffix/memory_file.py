@@ -39,7 +39,7 @@ class MemoryFile:
         self._writer: threading.Thread | None = None
 
     def read(self) -> Iterator[tuple[bytes, Ids]]:
-        """Owners and documents in the order of their arrival, owner by owner; none if there is no usable file.
+        """Yield owners and documents, owner by owner, in order of arrival; nothing without a usable file.
 
         Raises:
             FailedPreconditionError: the file is not a memory, or cannot be read or written.

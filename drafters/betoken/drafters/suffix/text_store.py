@@ -77,7 +77,7 @@ class _Owner:
     heads: list[npt.NDArray[np.int32]] = field(default_factory=list)
     """[buckets] per size: 1 + slot of the last place of the bucket's n-grams, 0 = none."""
     views: list[Any] = field(default_factory=list)
-    """The same memory for single reads."""
+    """Memory views of `heads`, which are faster for single reads."""
     used: int = 0
     """Time of its last use, in uses of the store."""
 
@@ -115,7 +115,7 @@ class TextStore:
         return sorted(self._owners, key=lambda name: self._owners[name].used)
 
     def documents(self, name: bytes) -> Iterator[Ids]:
-        """What is held of each document of an owner, the oldest first."""
+        """Yield the stored part of each document of an owner, the oldest first."""
         if (owner := self._owners.get(name)) is not None:
             for document in owner.documents:
                 begin = max(document.begin, owner.start)
@@ -125,8 +125,8 @@ class TextStore:
         """Add a document; one without an n-gram and its continuation is ignored.
 
         Args:
-            num_known: leading ids that may be in the store already, as a conversation is in its next prompt. Those that
-                are, from the first id on, are not stored again.
+            num_known: leading ids that may be stored already, such as a conversation in its next prompt. The stored
+                ones are not stored again.
         """
         text = np.asarray(ids, np.uint32)
         owner = self._used(name) or self._new(name)

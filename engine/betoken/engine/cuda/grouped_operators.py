@@ -5,12 +5,13 @@ tensors, so a weight comes as its fields.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from betoken.engine.cuda.operators import NAMESPACE
+from betoken.engine.custom_operator import define_operator
 from betoken.kernels.expert_linear_grouped import expert_linear_grouped
 from betoken.kernels.linear_grouped import Grouped, linear_grouped
 
@@ -83,9 +84,7 @@ def _experts_shape(x: Tensor, bias: Tensor | None, expert_ids: Tensor, num: int,
 
 def _define(name: str, others: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
     schema = f"(Tensor x, Tensor? bias, {others}{_WEIGHT}) -> Tensor"
-    torch.library.define(f"{NAMESPACE}::{name}", schema)
-    torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd", run)
-    cast(Any, torch.library.register_fake)(f"{NAMESPACE}::{name}", shape)
+    define_operator(f"{NAMESPACE}::{name}", schema, run, shape)
 
 
 _define("linear_grouped", "", _linear, _linear_shape)

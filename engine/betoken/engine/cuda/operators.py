@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import Scoring
+from betoken.engine.custom_operator import define_operator
 from betoken.engine.paged_context import PagedContext
 from betoken.kernels.expert_linear import expert_linear
 from betoken.kernels.linear import linear
@@ -179,9 +180,7 @@ def _row_sum_shape(x: Tensor) -> Tensor:
 
 
 def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
-    torch.library.define(f"{NAMESPACE}::{name}", schema)
-    torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd", run)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", shape)
+    define_operator(f"{NAMESPACE}::{name}", schema, run, shape)
 
 
 _define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)

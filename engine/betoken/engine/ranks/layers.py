@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from betoken.engine.custom_operator import define_operator
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks.columns import Columns
 
@@ -91,6 +92,4 @@ _DEFINITIONS: dict[str, tuple[str, Any, Any]] = {
     "stack": ("(Tensor x, int group, int size) -> Tensor", _stack, _stack_shape),
 }
 for _name, (_schema, _run, _shape) in _DEFINITIONS.items():
-    torch.library.define(f"betoken_ranks::{_name}", _schema)
-    torch.library.impl(f"betoken_ranks::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"betoken_ranks::{_name}", _shape)
+    define_operator(f"betoken_ranks::{_name}", _schema, _run, _shape)

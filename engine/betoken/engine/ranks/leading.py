@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from betoken.engine.batch import Batch
+from betoken.engine.custom_operator import define_operator
 from betoken.engine.errors import RankLostError
 from betoken.engine.forward import Forward, StepOutput
 from betoken.engine.model_info import ModelInfo
@@ -197,6 +198,4 @@ _DEFINITIONS: dict[str, tuple[str, Any, Any]] = {
     "embed": ("(Tensor token_ids, int leader, int width, ScalarType dtype) -> Tensor", _embed, _embed_shape),
 }
 for _name, (_schema, _run, _shape) in _DEFINITIONS.items():
-    torch.library.define(f"betoken_ranks::{_name}", _schema)
-    torch.library.impl(f"betoken_ranks::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"betoken_ranks::{_name}", _shape)
+    define_operator(f"betoken_ranks::{_name}", _schema, _run, _shape)
