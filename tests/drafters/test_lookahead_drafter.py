@@ -1,4 +1,4 @@
-"""The lookahead drafter over a draft core: answers at once, iterates between verdicts, keeps its pages and bounds."""
+"""The lookahead drafter over a draft core: answers at once, iterates between results, keeps its pages and bounds."""
 
 import random
 import time
@@ -106,7 +106,7 @@ def test_a_draft_allows_a_number_of_lookahead_steps_and_the_next_one_reports_the
 
 @pytest.mark.parametrize("wants_probs", [False, True])
 def test_lookahead_steps_do_not_depend_on_the_clock_if_drafts_affect_the_output(fake_runner_class, wants_probs):
-    """Verdicts come after none of the steps, some, or all of them, beside others or not."""
+    """Verification results come after none of the steps, some, or all of them, beside others or not."""
     found = set()
     for num_core_steps in (1, 2, 3, 50):
         bench = LookaheadBench(fake_runner_class(num_pages=128))

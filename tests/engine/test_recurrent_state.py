@@ -1,4 +1,4 @@
-"""Recurrent states: after any drafts and verdicts they equal the states of the committed ids in one pass."""
+"""Recurrent states: after any drafts and results they equal the states of the committed ids in one pass."""
 
 import random
 
@@ -16,8 +16,8 @@ from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
 from betoken.engine.state_table import PageList, StateTable
 from betoken.kernels.cpu import load_cpu_kernels
+from tests.engine.results import decide
 from tests.engine.tiny import save_tiny
-from tests.engine.verdicts import decide
 
 CASES = [
     ("qwen3_next", "float32", True),

@@ -1,4 +1,4 @@
-"""States of short convolutions: after any drafts and verdicts they equal the committed ids computed in one pass."""
+"""States of short convolutions: after any drafts and results they equal the committed ids computed in one pass."""
 
 import random
 from pathlib import Path
@@ -18,8 +18,8 @@ from betoken.engine.mixers.short_conv import ShortConv
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.loading import load_model
 from betoken.kernels.cpu import load_cpu_kernels
+from tests.engine.results import decide
 from tests.engine.tiny import CONFIGS, save_tiny
-from tests.engine.verdicts import decide
 
 PATHS = [(dtype, is_native) for dtype in ("float32", "bfloat16") for is_native in (True, False)]
 MAX_TOKENS = 120
@@ -56,14 +56,14 @@ def test_after_any_verification_the_conv_state_is_that_of_the_committed_ids(runn
     page_ids, _ = runner.page_table.allocate(range(MAX_TOKENS))
     at_once, _ = runner.page_table.allocate(range(MAX_TOKENS))
     try:
-        check_random_verdicts(runner, rng, ids, page_ids, at_once)
+        check_random_results(runner, rng, ids, page_ids, at_once)
     finally:
         for pages in (page_ids, at_once):
             runner.page_table.release(pages)
     runner.page_table.check_integrity([])
 
 
-def check_random_verdicts(
+def check_random_results(
     runner: ModelRunner, rng: random.Random, ids: list[int], page_ids: list[int], at_once: list[int]
 ) -> None:
     length = decide(runner, rng, ids, page_ids)

@@ -96,10 +96,10 @@ def test_a_row_of_a_recurrence_has_the_same_bits_in_any_chunks(recur, shape: Sha
     ids=["delta", "ssd", "rates", "strips-delta", "strips-ssd"],
 )
 @pytest.mark.parametrize("seed", range(6))
-def test_random_verdicts_over_random_trees_leave_the_state_of_the_committed_text(
+def test_random_results_over_random_trees_leave_the_state_of_the_committed_text(
     recur, shape: Shape, rule, seed: int
 ) -> None:
-    """The state after any drafts and verdicts equals the state of the committed tokens in one pass, to the last bit."""
+    """The state after any drafts and results equals the state of the committed tokens in one pass, to the last bit."""
     rates, generator = make_rates(shape), torch.Generator().manual_seed(seed)
 
     def pick(low: int, high: int) -> int:

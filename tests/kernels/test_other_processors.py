@@ -54,7 +54,7 @@ for name in ("LIBRARY", "GROUPED_LIBRARY", "INT8_LIBRARY", "RECURRENT_LIBRARY"):
 kernels = cpu.load_cpu_kernels()
 assert kernels is not None and kernels.products == products, kernels and kernels.products
 which = "product or packed_rows or definition or path_as_a_chain or few_queries"
-which += " or (is_cut or random_verdicts or own_sum) and native"
+which += " or (is_cut or random_results or own_sum) and native"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", which, *tests]))
 """
 

@@ -270,7 +270,7 @@ async def test_unrequested_drafts_are_not_kept(make_cluster: MakeCluster) -> Non
 
     async def flood() -> None:
         verifier.is_hanging = True
-        # The draft has come, the verdict has not.
+        # The draft has come, the verification result has not.
         await cluster.until(lambda: any(held.blocks for link in verifier.links for held in link.sequences.values()))
         (sequence_id,) = drafter.links[0].sequences
         frame = DraftLinkResponse(blocks=[DraftedBlock(sequence_id=sequence_id, base_length=1)] * 5000)

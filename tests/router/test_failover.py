@@ -15,7 +15,7 @@ from betoken.router.round.failover import Committed, Failover
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError
 from betoken.v1.types_pb2 import VERIFICATION_MODE_COUPLED, SamplingParams
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import VerificationResult
 
 TIMEOUT_S = 1000.0
 REQUEST = GenerationRequest(
@@ -36,18 +36,18 @@ class Session:
     def __init__(self, on_pending: Callable[[], None]) -> None:
         self.pending = on_pending
         self.is_enough: Callable[[float], bool]
-        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[VerificationResult] = asyncio.get_running_loop().create_future()
 
     def grant(self, grant: Grant) -> None: ...
 
-    async def next_granted(self, base_length: int, is_enough: Callable[[float], bool]) -> Verdict:
+    async def next_granted(self, base_length: int, is_enough: Callable[[float], bool]) -> VerificationResult:
         self.is_enough = is_enough
-        return await self.verdict
+        return await self.result
 
     def close(self) -> None: ...
 
     def lose(self) -> None:
-        self.verdict.set_exception(SequenceLostError("gone"))
+        self.result.set_exception(SequenceLostError("gone"))
 
 
 class Workers:
@@ -119,7 +119,7 @@ async def test_failover_waits_for_a_worker_that_is_reopening_sequences(
     for _ in range(4):
         await bench.later(0.8)
         second.pending()
-    second.verdict.set_result(Verdict(next_id=7))
+    second.result.set_result(VerificationResult(next_id=7))
     assert (await task)[2].next_id == 7
 
 
@@ -149,7 +149,7 @@ async def test_a_worker_that_hangs_leaves_time_for_another(monkeypatch: pytest.M
     assert first.is_enough(0.5 * TIMEOUT_S) == has_two
     await bench.later(0.5)
     first.lose()
-    (await bench.attempts(2)).verdict.set_result(Verdict(next_id=7))
+    (await bench.attempts(2)).result.set_result(VerificationResult(next_id=7))
     assert (await task)[2].next_id == 7
 
 
@@ -171,7 +171,7 @@ async def test_work_on_reopened_sequences_gives_waiting_sequences_no_time(monkey
     for _ in range(2):
         await bench.later(0.8)
         first.pending()  # both have time anew
-    first.verdict.set_result(Verdict(next_id=7))
+    first.result.set_result(VerificationResult(next_id=7))
     await opened
     assert not waiting.done()
     await bench.later(0.8)
@@ -179,7 +179,7 @@ async def test_work_on_reopened_sequences_gives_waiting_sequences_no_time(monkey
     await bench.later(0.8)
     with pytest.raises(UnavailableError, match="none could go on"):
         await asyncio.wait_for(waiting, 5)
-    assert not second.verdict.done() or second.verdict.cancelled()
+    assert not second.result.done() or second.result.cancelled()
 
 
 async def test_workers_may_report_pending_sequences_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ async def test_a_verifier_that_errs_once_is_asked_again(
 
 
 @pytest.mark.parametrize("fault", ["no_logprobs", "bad_logprobs", "bad_top_logprobs"])
-async def test_a_verdict_without_its_logprobs_is_no_verdict(make_cluster: MakeCluster, fault: str) -> None:
+async def test_a_result_without_its_logprobs_is_no_result(make_cluster: MakeCluster, fault: str) -> None:
     cluster = await make_cluster()
 
     async def spoil() -> None:
@@ -248,7 +248,7 @@ async def test_a_verifier_that_hangs_is_left_for_one_that_comes_back_meanwhile(m
     assert reply.ids == cluster.target_ids(200, PROMPT)
 
 
-async def test_a_prompt_may_take_longer_than_a_verdict(make_cluster: MakeCluster) -> None:
+async def test_a_prompt_may_take_longer_than_a_result(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(num_verifiers=2, verify_timeout_s=0.5, failover_timeout_s=0.5, step_s=0.02)
     for verifier in cluster.verifiers:
         verifier.prefill_rows = 2  # 200 ids: 99 steps, two seconds

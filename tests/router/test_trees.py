@@ -1,4 +1,4 @@
-"""Trees of guesses through the router: the text stays the same, and a verdict off the tree is not believed."""
+"""Trees of guesses through the router: the text stays the same, and a result off the tree is not believed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_trees_give_the_same_tokens_and_go_where_they_are_taken(
     await cluster.until_idle()
 
 
-async def test_an_invalid_tree_path_in_a_verdict_reopens_the_sequence(make_cluster: MakeCluster) -> None:
+async def test_an_invalid_tree_path_in_a_result_reopens_the_sequence(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster(agreement=0.9, verify_hellos=[{"supports_trees": True}])
     cluster.drafters[0].makes_trees = True
     cluster.verifiers[0].faults.bad_path = 1

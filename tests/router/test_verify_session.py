@@ -1,4 +1,4 @@
-"""How long a session waits for a verdict: by the clock, but not of a worker that says it is not yet its turn."""
+"""How long a session waits for a result: by the clock, but not of a worker that says it is not yet its turn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from betoken.router.workers.mailbox import Patience
-from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
-from betoken.v1.verify_pb2 import DraftBlock, Verdict
+from betoken.router.workers.verify_session import ResultLimits, SequenceLostError, VerifySession
+from betoken.v1.verify_pb2 import DraftBlock, VerificationResult
 
 TIMEOUT_S = 0.05
 
@@ -24,7 +24,7 @@ class Host:
 
 
 def session_with(reported: list[None], timeout_s: float = TIMEOUT_S) -> VerifySession:
-    return VerifySession(1, Host(), VerdictLimits(100), Patience(), timeout_s, lambda: reported.append(None))
+    return VerifySession(1, Host(), ResultLimits(100), Patience(), timeout_s, lambda: reported.append(None))
 
 
 async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> None:
@@ -33,7 +33,7 @@ async def test_a_block_is_waited_for_as_long_as_the_worker_has_it_pending() -> N
     loop = asyncio.get_running_loop()
     for part in range(6):
         loop.call_later(part * TIMEOUT_S, session.pending)
-    loop.call_later(6 * TIMEOUT_S, session.deliver, Verdict(sequence_id=1, base_length=3, next_id=7))
+    loop.call_later(6 * TIMEOUT_S, session.deliver, VerificationResult(sequence_id=1, base_length=3, next_id=7))
     assert (await session.next_granted(3)).next_id == 7
     assert len(reported) == 6
 
@@ -44,12 +44,12 @@ async def test_a_silent_worker_has_lost_its_block(was_pending: bool) -> None:
     if was_pending:
         session.pending()  # an earlier block
     started_s = asyncio.get_running_loop().time()
-    with pytest.raises(SequenceLostError, match="no verdict"):
+    with pytest.raises(SequenceLostError, match="no verification result"):
         await session.next_granted(3)
     assert asyncio.get_running_loop().time() - started_s < 20 * TIMEOUT_S
 
 
-async def test_the_verdict_timeout_may_shrink_during_the_wait() -> None:
+async def test_the_result_timeout_may_shrink_during_the_wait() -> None:
     session = session_with([], timeout_s=1000.0)
     has_other = False
 
@@ -62,5 +62,5 @@ async def test_the_verdict_timeout_may_shrink_during_the_wait() -> None:
         session.pending()  # the silence begins anew
     assert not waiting.done()
     has_other = True
-    with pytest.raises(SequenceLostError, match="no verdict"):
+    with pytest.raises(SequenceLostError, match="no verification result"):
         await asyncio.wait_for(waiting, 5)

@@ -29,7 +29,7 @@ async def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -
 
 
 class EchoHandler:
-    """Answers every block with a verdict that accepts it whole; remembers what came."""
+    """Answers every block with a verification result that accepts it whole; remembers what came."""
 
     def __init__(self) -> None:
         self.links: list[Any] = []
@@ -49,7 +49,7 @@ class EchoHandler:
             raise self.fault
         response = VerifyLinkResponse()
         for block in request.blocks:
-            response.verdicts.add(sequence_id=block.sequence_id, num_accepted=len(block.draft_ids), next_id=7)
+            response.results.add(sequence_id=block.sequence_id, num_accepted=len(block.draft_ids), next_id=7)
         response.load.running = len(request.blocks)
         link.send(response)
 
@@ -84,8 +84,8 @@ class RecordedLink:
     downs: list[Exception] = field(default_factory=list)
 
     @property
-    def verdicts(self) -> list[Any]:
-        return [verdict for frame in self.frames for verdict in frame.verdicts]
+    def results(self) -> list[Any]:
+        return [result for frame in self.frames for result in frame.results]
 
 
 @pytest.fixture

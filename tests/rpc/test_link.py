@@ -3,7 +3,7 @@
 import threading
 
 from betoken.v1.types_pb2 import CloseSequence, OpenSequence, WorkerHello
-from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
+from betoken.v1.verify_pb2 import VerificationResult, VerifyLinkResponse
 from tests.rpc.harness import block
 
 from .conftest import HELLO, eventually
@@ -14,10 +14,10 @@ async def test_entries_of_one_event_loop_turn_are_sent_as_one_frame(start_worker
     recorded = await start_link(worker.address)
     for sequence_id in range(1, 65):
         recorded.link.send(blocks=[block(sequence_id)])
-    await eventually(lambda: len(recorded.verdicts) == 64)
+    await eventually(lambda: len(recorded.results) == 64)
     assert len(worker.handler.requests) == 1
     assert len(recorded.frames) == 1
-    assert [verdict.sequence_id for verdict in recorded.verdicts] == list(range(1, 65))
+    assert [result.sequence_id for result in recorded.results] == list(range(1, 65))
     assert recorded.link.load.running == 64
 
 
@@ -28,15 +28,15 @@ async def test_frames_sent_from_another_thread_arrive_in_order_and_coalesce(star
 
     def engine() -> None:
         for step in range(2000):
-            frame = VerifyLinkResponse(verdicts=[Verdict(sequence_id=1, base_length=step)])
+            frame = VerifyLinkResponse(results=[VerificationResult(sequence_id=1, base_length=step)])
             frame.load.free_pages = 2000 - step - 1
             peer.send(frame)
 
     thread = threading.Thread(target=engine)
     thread.start()
-    await eventually(lambda: len(recorded.verdicts) == 2000)
+    await eventually(lambda: len(recorded.results) == 2000)
     thread.join(60)
-    assert [verdict.base_length for verdict in recorded.verdicts] == list(range(2000))
+    assert [result.base_length for result in recorded.results] == list(range(2000))
     assert len(recorded.frames) < 2000
     assert recorded.link.load.free_pages == 0, "a newer load replaces an older one, zeros included"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from betoken.common.errors import ResourceExhaustedError
 from betoken.rpc.link.outbox import BacklogFullError, Outbox, OutboxLimits
 from betoken.v1.types_pb2 import CloseSequence, LinkError, OpenSequence
-from betoken.v1.verify_pb2 import DraftBlock, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.v1.verify_pb2 import DraftBlock, VerificationResult, VerifyLinkRequest, VerifyLinkResponse
 
 ENTRY_TYPES = {  # in the order a worker applies them
     "opens": OpenSequence,
@@ -48,22 +48,22 @@ def test_frames_of_the_outbox_keep_order_and_sizes(names, max_frame_bytes):
 def test_whole_frames_merge_in_the_outbox_and_single_fields_are_replaced():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits())
     for running in (3, 0):
-        frame = VerifyLinkResponse(verdicts=[Verdict(sequence_id=running + 1)])
+        frame = VerifyLinkResponse(results=[VerificationResult(sequence_id=running + 1)])
         frame.load.running = running
         outbox.add_frame(frame)
     (frame,) = drained(outbox)
-    assert [verdict.sequence_id for verdict in frame.verdicts] == [4, 1]
+    assert [result.sequence_id for result in frame.results] == [4, 1]
     assert frame.load.running == 0
 
 
 def test_a_whole_frame_too_large_is_split():
     outbox = Outbox(VerifyLinkResponse, OutboxLimits(max_frame_bytes=100))
-    frame = VerifyLinkResponse(verdicts=[Verdict(sequence_id=2**60 + i, base_length=1000) for i in range(50)])
+    frame = VerifyLinkResponse(results=[VerificationResult(sequence_id=2**60 + i, base_length=1000) for i in range(50)])
     frame.load.free_pages = 5
     outbox.add_frame(frame)
     frames = drained(outbox)
     assert len(frames) > 5
-    assert [verdict.sequence_id - 2**60 for part in frames for verdict in part.verdicts] == list(range(50))
+    assert [result.sequence_id - 2**60 for part in frames for result in part.results] == list(range(50))
     assert frames[-1].load.free_pages == 5
 
 

@@ -39,7 +39,7 @@ async def test_a_link_takes_no_proxy(start_worker, start_link, monkeypatch):
     worker = await start_worker()
     recorded = await start_link(worker.address)
     recorded.link.send(blocks=[block(1)])
-    await eventually(lambda: recorded.verdicts)
+    await eventually(lambda: recorded.results)
 
 
 async def test_a_worker_s_oversized_frame_ends_the_link(start_worker, start_link):
@@ -48,7 +48,7 @@ async def test_a_worker_s_oversized_frame_ends_the_link(start_worker, start_link
     worker.handler.links[0].send(VerifyLinkResponse(errors=[LinkError(sequence_id=1, message="x" * (5 << 20))]))
     await eventually(lambda: recorded.downs)
     assert isinstance(recorded.downs[0], ResourceExhaustedError)
-    assert not recorded.verdicts
+    assert not recorded.results
 
 
 async def test_an_old_channel_is_given_up_with_the_first_failed_dial(start_worker, start_link, monkeypatch):
@@ -99,7 +99,7 @@ async def test_a_link_comes_back_after_the_worker_restarts(start_worker, start_l
     assert recorded.link.state is LinkState.READY
     assert recorded.link.hello.worker_id == "w2"
     recorded.link.send(blocks=[block(5)])
-    await eventually(lambda: recorded.verdicts)
+    await eventually(lambda: recorded.results)
     assert len(again.handler.requests) == 1
     assert len(recorded.downs) == 1
 
@@ -333,9 +333,9 @@ async def test_an_entry_too_large_to_send_is_refused_alone(start_worker, start_l
         recorded.link.send(opens=[OpenSequence(sequence_id=1, prompt_ids=[40] * 3000)])
     with pytest.raises(ResourceExhaustedError, match="limit of 2000 bytes"):
         recorded.link.send(blocks=[block(1), block(2, 3000)])
-    await eventually(lambda: recorded.verdicts)  # of the entry before the refused one
+    await eventually(lambda: recorded.results)  # of the entry before the refused one
     recorded.link.send(blocks=[block(3)])
-    await eventually(lambda: len(recorded.verdicts) == 2)
+    await eventually(lambda: len(recorded.results) == 2)
     assert recorded.link.is_up
 
 

@@ -13,7 +13,7 @@ from betoken.rpc.link.commands import CloseLink
 from betoken.rpc.link.worker_entries import EntryHandler, LinkResults
 from betoken.rpc.link.worker_load import SequenceKey, WorkerLoad
 from betoken.v1.types_pb2 import CloseSequence
-from betoken.v1.verify_pb2 import Verdict, VerifyLinkResponse
+from betoken.v1.verify_pb2 import VerificationResult, VerifyLinkResponse
 
 
 class Recorder:
@@ -38,11 +38,13 @@ def test_each_router_receives_the_load_once_an_interval(monkeypatch, interval_s,
     for _ in range(4):  # in turn: a report to one router does not delay the other
         for link in links:
             results.send(
-                "verdicts", [((link.id, 7), Verdict(sequence_id=7))], lambda: WorkerLoad(next(numbers), 0, 9, 9)
+                "results",
+                [((link.id, 7), VerificationResult(sequence_id=7))],
+                lambda: WorkerLoad(next(numbers), 0, 9, 9),
             )
     for link in links:
         assert [frame.HasField("load") for frame in link.frames] == are_reported
-        assert all(len(frame.verdicts) == 1 for frame in link.frames)
+        assert all(len(frame.results) == 1 for frame in link.frames)
     assert next(numbers) == 1 + 2 * sum(are_reported)  # not computed for routers that do not receive it
     results.load_changed(WorkerLoad(99, 0, 9, 9))
     assert all(link.frames[-1].load.running == 99 for link in links)

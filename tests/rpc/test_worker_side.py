@@ -64,7 +64,7 @@ async def test_a_bad_first_frame_ends_that_link_only(start_worker, start_link, r
     assert isinstance(error, error_type)
     assert text in str(error)
     recorded.link.send(blocks=[block(1)])
-    await eventually(lambda: recorded.verdicts)
+    await eventually(lambda: recorded.results)
     assert recorded.downs == []
 
 
@@ -83,7 +83,7 @@ async def test_garbage_after_the_handshake_ends_that_link_only(start_worker, sta
     assert text in str(error)
     await eventually(lambda: worker.handler.closed == [2])
     recorded.link.send(blocks=[block(1)])
-    await eventually(lambda: recorded.verdicts)
+    await eventually(lambda: recorded.results)
     assert recorded.downs == []
 
 
@@ -198,7 +198,7 @@ async def test_a_draining_worker_is_left_when_its_last_sequence_closes(start_wor
         await eventually(lambda: busy.link.state is LinkState.DRAINING and idle.downs)
         assert busy.link.detail == "test"
         busy.link.send(blocks=[block(1)])
-        await eventually(lambda: busy.verdicts)
+        await eventually(lambda: busy.results)
         assert not draining.done()
         busy.link.send(closes=[CloseSequence(sequence_id=1)])
         await eventually(draining.done)
@@ -249,5 +249,5 @@ async def test_a_router_that_does_not_read_loses_its_link_only(start_worker, sta
     await eventually(lambda: worker.handler.closed == [2])
     peer.send(VerifyLinkResponse())  # to a link that is gone: dropped
     recorded.link.send(blocks=[block(1)])
-    await eventually(lambda: recorded.verdicts)
+    await eventually(lambda: recorded.results)
     assert recorded.downs == []

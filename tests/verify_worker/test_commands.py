@@ -1,4 +1,4 @@
-"""Commands are values: a log of a run, applied to a fresh core, gives the same verdicts."""
+"""Commands are values: a log of a run, applied to a fresh core, gives the same verification results."""
 
 import dataclasses
 import pickle
@@ -22,7 +22,7 @@ def bench_of(runner_class):
     return Bench(runner_class(num_pages=52), max_rows=24, attached=attached)
 
 
-def verdicts(bench):
+def results(bench):
     """Decisions of each sequence in order, without times."""
     told = {}
     for decision in bench.sink.decisions:
@@ -64,7 +64,7 @@ def some_run(bench, seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_log_of_commands_replays_to_the_same_verdicts(fake_runner_class, seed):
+def test_a_log_of_commands_replays_to_the_same_results(fake_runner_class, seed):
     first, again = bench_of(fake_runner_class), bench_of(fake_runner_class)
     some_run(first, seed)
     for command in pickle.loads(pickle.dumps(first.log)):
@@ -72,8 +72,8 @@ def test_a_log_of_commands_replays_to_the_same_verdicts(fake_runner_class, seed)
             again.core.step()
         else:
             again.core.apply(command)
-    assert len(verdicts(first)) > NUM_PROMPTS // 3
-    assert verdicts(again) == verdicts(first)
+    assert len(results(first)) > NUM_PROMPTS // 3
+    assert results(again) == results(first)
     assert again.sink.failures.keys() == first.sink.failures.keys()
     assert again.sink.stales == first.sink.stales
     again.core.check_integrity()

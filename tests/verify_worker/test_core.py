@@ -20,7 +20,7 @@ from betoken.rpc.link.commands import Close, CloseLink
 from tests.verify_worker.harness import Bench
 
 
-def test_kv_length_is_committed_length_less_one_after_every_verdict(bench):
+def test_kv_length_is_committed_length_less_one_after_every_result(bench):
     bench.open(1, [1, 2, 3, 4, 5])
     bench.block(1, 5, [9, 9, 9])
     bench.run()
@@ -122,7 +122,7 @@ def test_a_sequence_opened_twice_is_closed_as_its_error_says(fake_runner_class, 
     assert bench.sink.load.num_running == 0 and not bench.core._sequences
 
 
-def test_blocks_that_wait_long_are_reported_as_pending_until_their_verdict(fake_runner_class, monkeypatch):
+def test_blocks_that_wait_long_are_reported_as_pending_until_their_result(fake_runner_class, monkeypatch):
     bench = Bench(fake_runner_class(), max_rows=16)
     monkeypatch.setattr(sequence_table, "PENDING_INTERVAL_S", 0.0)
     for sequence_id in (1, 2):

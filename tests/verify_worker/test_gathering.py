@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 def learned(turn_ms, forward_ns=lambda rows: 7.0 * MS, num_blocks=50):
-    """Blocks of five rows that come `turn_ms` after a verdict."""
+    """Blocks of five rows that come `turn_ms` after a verification result."""
     gathering = Gathering(forward_ns)
     for _ in range(num_blocks):
         gathering.add_block(turn_ms * MS, 5)
@@ -50,7 +50,7 @@ def test_many_blocks_do_not_wait_for_few_but_few_wait_for_many():
 
 
 def test_a_forward_waits_for_all_blocks_or_none():
-    """One of two had its verdict with the last forward; the other just now, of another link, or was not heard since."""
+    """One of two had its result with the last forward; the other just now, of another link, or was not heard since."""
     gathering = learned(3.0)
     assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS)] * 2) == pytest.approx(1.5 * MS)
     assert gathering.wait_ns(MS, 1, 5, 200, [round(1.5 * MS), 0]) == pytest.approx(3.0 * MS)

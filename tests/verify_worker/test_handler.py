@@ -80,8 +80,8 @@ class Link:
 
     async def tokens(self, sequence_id, count):
         def emitted():
-            verdicts = [v for f in self.frames for v in f.verdicts if v.sequence_id == sequence_id]
-            return [v.next_id for v in verdicts]
+            results = [v for f in self.frames for v in f.results if v.sequence_id == sequence_id]
+            return [v.next_id for v in results]
 
         await self.until(lambda _: len(emitted()) >= count)
         return emitted()[:count]
@@ -119,7 +119,7 @@ async def test_a_sequences_span_names_its_worker(worker, exported):
     assert (attributes[names.WORKER_ROLE], attributes[names.WORKER_ID]) == ("verify", "w1")
 
 
-async def test_a_tree_s_verdict_names_the_accepted_path(worker):
+async def test_a_tree_s_result_names_the_accepted_path(worker):
     address, runner = worker
     truth = runner.complete(PROMPT, 3)
     block = DraftBlock(
@@ -127,9 +127,9 @@ async def test_a_tree_s_verdict_names_the_accepted_path(worker):
     )
     async with link_to(address) as link:
         await link.send(opens=[opening(1)], blocks=[block])
-        frame = await link.until(lambda frame: frame.verdicts)
-    (verdict,) = frame.verdicts
-    assert (list(verdict.path), verdict.num_accepted, verdict.next_id) == ([0, 2], 2, truth[2])
+        frame = await link.until(lambda frame: frame.results)
+    (result,) = frame.results
+    assert (list(result.path), result.num_accepted, result.next_id) == ([0, 2], 2, truth[2])
 
 
 async def test_an_open_and_its_block_in_one_frame_give_the_target_s_tokens(worker):
@@ -138,10 +138,10 @@ async def test_an_open_and_its_block_in_one_frame_give_the_target_s_tokens(worke
     async with link_to(address) as link:
         block = DraftBlock(sequence_id=1, base_length=5, draft_ids=truth[:3])
         await link.send(opens=[opening(1)], blocks=[block])
-        frame = await link.until(lambda frame: frame.verdicts)
-        (verdict,) = frame.verdicts
-        assert (verdict.num_accepted, verdict.next_id, verdict.base_length) == (3, truth[3], 5)
-        assert verdict.forward_ns > 0
+        frame = await link.until(lambda frame: frame.results)
+        (result,) = frame.results
+        assert (result.num_accepted, result.next_id, result.base_length) == (3, truth[3], 5)
+        assert result.forward_ns > 0
 
 
 BAD_OPENS = {

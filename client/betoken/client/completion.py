@@ -77,7 +77,7 @@ class SpeculationStats:
     verify_forward_s: float
     verify_queue_s: float
     round_s: float
-    """Sum over rounds, from asking for a draft to the verdict."""
+    """Sum over rounds, from asking for a draft to the verification result."""
     num_failed_drafts: int
     """Draft blocks that were late, stale or failed."""
     num_failovers: int

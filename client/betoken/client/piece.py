@@ -88,7 +88,7 @@ class RoundTimes:
     begin_s: float
     """From the request to the round's begin; of a resumed answer, from its last stream's."""
     duration_s: float
-    """From its begin to its verdict."""
+    """From its begin to its verification result."""
     draft_queue_s: float
     draft_forward_s: float
     verify_queue_s: float

@@ -37,7 +37,7 @@ class FeatureSpan:
 class FeatureReader(Drafter, Protocol):
     """A drafter that reads hidden states.
 
-    Rows come once for each forward: prompts in chunks, then what each verdict accepted. They come in the order of their
+    Rows come once for each forward: prompts in chunks, then what each result accepted. They come in the order of their
     positions without gaps, but for these: the first received position of a sequence is above 0 if pages with a common
     beginning were taken over (unless `FeatureNeeds.of_whole_text`), or after a fault of the drafter, which is then
     opened afresh; and after a preemption positions are sent again, with the same bits. Rows of rejected drafts

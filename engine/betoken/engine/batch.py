@@ -38,7 +38,7 @@ class Segment:
     adapter: int = 0
     """Number of the sequence's adapter for linear layers that have any (`StepContext.token_adapters`); 0 for none."""
     num_committed: int | None = None
-    """Leading tokens of the sequence that no verdict will reject, for recurrent states; None = all before a tree."""
+    """Leading tokens of the sequence that no result will reject, for recurrent states; None = all before a tree."""
 
     @property
     def end(self) -> int:

@@ -1,6 +1,6 @@
 """The tensors of recurrent states: one committed state a sequence and layer, and rings of inputs that wait.
 
-It knows layers, states and slots, not sequences. A ring holds the inputs of tokens that a verdict may still reject,
+It knows layers, states and slots, not sequences. A ring holds the inputs of tokens that a result may still reject,
 each at its slot modulo the ring's size; a convolution's ring also holds the inputs of the last few tokens before them.
 """
 

@@ -49,7 +49,7 @@ class AttachedDraft(_message.Message):
     num_predicted_tokens: int
     def __init__(self, accepted_ids: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ..., depth: _Optional[int] = ..., is_exhausted: _Optional[bool] = ..., forward_ns: _Optional[int] = ..., num_forwards: _Optional[int] = ..., is_failed: _Optional[bool] = ..., num_predicted_tokens: _Optional[int] = ...) -> None: ...
 
-class Verdict(_message.Message):
+class VerificationResult(_message.Message):
     __slots__ = ("sequence_id", "base_length", "num_accepted", "path", "next_id", "logprobs", "queue_ns", "forward_ns", "num_draft_tokens", "cached_tokens", "attached")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -108,9 +108,9 @@ class VerifyLinkRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.RouterHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_types_pb2.OpenSequence, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[DraftBlock, _Mapping]]] = ..., closes: _Optional[_Iterable[_Union[_types_pb2.CloseSequence, _Mapping]]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ...) -> None: ...
 
 class VerifyLinkResponse(_message.Message):
-    __slots__ = ("hello", "verdicts", "stales", "errors", "load", "drain", "pending_ids", "prompt_logprobs")
+    __slots__ = ("hello", "results", "stales", "errors", "load", "drain", "pending_ids", "prompt_logprobs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     STALES_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -118,11 +118,11 @@ class VerifyLinkResponse(_message.Message):
     PENDING_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.WorkerHello
-    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    results: _containers.RepeatedCompositeFieldContainer[VerificationResult]
     stales: _containers.RepeatedCompositeFieldContainer[Stale]
     errors: _containers.RepeatedCompositeFieldContainer[_types_pb2.LinkError]
     load: _types_pb2.Load
     drain: _types_pb2.Drain
     pending_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., stales: _Optional[_Iterable[_Union[Stale, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[_types_pb2.WorkerHello, _Mapping]] = ..., results: _Optional[_Iterable[_Union[VerificationResult, _Mapping]]] = ..., stales: _Optional[_Iterable[_Union[Stale, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_types_pb2.LinkError, _Mapping]]] = ..., load: _Optional[_Union[_types_pb2.Load, _Mapping]] = ..., drain: _Optional[_Union[_types_pb2.Drain, _Mapping]] = ..., pending_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...

@@ -171,7 +171,7 @@ class RouterSettings(ServiceSettings):
         60.0,
         gt=0,
         le=3600,
-        description="Longest wait for a verdict without a sign of work, before the sequence is re-opened, seconds.",
+        description="Longest wait for a result without a sign of work, before the sequence is re-opened, seconds.",
     )
     failover_timeout_s: float = Field(
         30.0,

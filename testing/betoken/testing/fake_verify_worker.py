@@ -23,7 +23,14 @@ from betoken.v1.types_pb2 import (
     TokenLogprobs,
     WorkerHello,
 )
-from betoken.v1.verify_pb2 import DraftBlock, PromptLogprobs, Stale, Verdict, VerifyLinkRequest, VerifyLinkResponse
+from betoken.v1.verify_pb2 import (
+    DraftBlock,
+    PromptLogprobs,
+    Stale,
+    VerificationResult,
+    VerifyLinkRequest,
+    VerifyLinkResponse,
+)
 from betoken.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
 
 _TOTAL_PAGES = 4096
@@ -72,25 +79,25 @@ class VerifyFaults:
     stale: int = 0
     """Blocks answered `stale`."""
     bad_next_id: int = 0
-    """Verdicts with an id outside the vocabulary."""
+    """Verification results with an id outside the vocabulary."""
     bad_base: int = 0
-    """Verdicts for another length."""
+    """Verification results for another length."""
     bad_accepted: int = 0
-    """Verdicts that accept more than was proposed."""
+    """Verification results that accept more than was proposed."""
     bad_path: int = 0
-    """Verdicts on trees without their path, where something was accepted."""
+    """Verification results on trees without their path, where something was accepted."""
     no_logprobs: int = 0
-    """Verdicts without the logprobs that were asked for."""
+    """Verification results without the logprobs that were asked for."""
     bad_logprobs: int = 0
-    """Verdicts whose first logprob is NaN or infinite."""
+    """Verification results whose first logprob is NaN or infinite."""
     bad_top_logprobs: int = 0
-    """Verdicts with an id among the likeliest that has no logprob."""
+    """Verification results with an id among the likeliest that has no logprob."""
     bad_prompt_position: int = 0
     """Logprobs of a prompt that leave one out."""
     bad_prompt_logprobs: int = 0
     """Logprobs of a prompt whose first is NaN."""
     bad_times: int = 0
-    """Verdicts whose times are impossible."""
+    """Verification results whose times are impossible."""
     error_code: int = 0
     """google.rpc.Code given to the next open or block; 0 = none."""
     open_error_code: int = 0
@@ -166,10 +173,10 @@ class FakeVerifyWorker(FakeWorker):
         self._says_drain = False
         forward_ns = time.perf_counter_ns() - started_ns
         for _, frame in frames:
-            for verdict in frame.verdicts:
-                verdict.forward_ns = forward_ns
+            for result in frame.results:
+                result.forward_ns = forward_ns
                 if self._spoil("bad_times"):
-                    verdict.forward_ns = verdict.queue_ns = (1 << 64) - 1
+                    result.forward_ns = result.queue_ns = (1 << 64) - 1
         return frames
 
     def _answer(
@@ -184,7 +191,7 @@ class FakeVerifyWorker(FakeWorker):
             return
         if not sequence.blocks:
             if self._is_granted(sequence):
-                frame.verdicts.append(self._verdict(sequence_id, sequence, DraftBlock(), 0))
+                frame.results.append(self._result(sequence_id, sequence, DraftBlock(), 0))
             return
         block, arrived_ns = sequence.blocks.popleft()
         if self.faults.error_code:
@@ -195,13 +202,13 @@ class FakeVerifyWorker(FakeWorker):
         if not block.draft_ids:
             sequence.granted_length = max(sequence.granted_length, block.base_length + max(1, block.num_plain_steps))
             if self._is_granted(sequence):
-                frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
+                frame.results.append(self._result(sequence_id, sequence, block, started_ns - arrived_ns))
         elif block.base_length != sequence.length or self._spoil("stale"):
             sequence.granted_length = 0
             frame.stales.append(Stale(sequence_id=sequence_id, length=sequence.length))
         else:
             self.num_blocks += 1
-            frame.verdicts.append(self._verdict(sequence_id, sequence, block, started_ns - arrived_ns))
+            frame.results.append(self._result(sequence_id, sequence, block, started_ns - arrived_ns))
 
     @staticmethod
     def _has_pending_prompt_logprobs(sequence: _Sequence) -> bool:
@@ -221,39 +228,39 @@ class FakeVerifyWorker(FakeWorker):
             part.logprobs[0].logprob = float("nan")
         return part
 
-    def _verdict(self, sequence_id: int, sequence: _Sequence, block: DraftBlock, queue_ns: int) -> Verdict:
-        verdict = Verdict(
+    def _result(self, sequence_id: int, sequence: _Sequence, block: DraftBlock, queue_ns: int) -> VerificationResult:
+        result = VerificationResult(
             sequence_id=sequence_id,
             base_length=sequence.length,
             num_draft_tokens=len(block.draft_ids),
             queue_ns=max(0, queue_ns),
         )
         emitted, path = self._walk(sequence.cursor, block)
-        verdict.num_accepted = len(path)
+        result.num_accepted = len(path)
         if block.parents:
-            verdict.path.extend(path)
-        verdict.next_id = emitted[-1]
+            result.path.extend(path)
+        result.next_id = emitted[-1]
         sequence.length += len(emitted)
         if sequence.entry.sampling.HasField("logprobs"):
             for token_id in emitted:
-                verdict.logprobs.append(TokenLogprobs(logprob=-0.5, top_ids=[token_id], top_logprobs=[-0.5]))
+                result.logprobs.append(TokenLogprobs(logprob=-0.5, top_ids=[token_id], top_logprobs=[-0.5]))
         if sequence.cursor.num_output > 0 and emitted[-1] in self._end_ids(sequence):
             sequence.granted_length = 0
         if self._spoil("bad_next_id"):
-            verdict.next_id = self.model.vocab_size + 7
+            result.next_id = self.model.vocab_size + 7
         if self._spoil("bad_base"):
-            verdict.base_length += 1
+            result.base_length += 1
         if self._spoil("bad_accepted"):
-            verdict.num_accepted = len(block.draft_ids) + 1
-        if verdict.logprobs and self._spoil("bad_logprobs"):
-            verdict.logprobs[0].logprob = float("nan")
-        if verdict.logprobs and self._spoil("bad_top_logprobs"):
-            verdict.logprobs[0].top_ids.append(0)
-        if verdict.logprobs and self._spoil("no_logprobs"):
-            del verdict.logprobs[:]
+            result.num_accepted = len(block.draft_ids) + 1
+        if result.logprobs and self._spoil("bad_logprobs"):
+            result.logprobs[0].logprob = float("nan")
+        if result.logprobs and self._spoil("bad_top_logprobs"):
+            result.logprobs[0].top_ids.append(0)
+        if result.logprobs and self._spoil("no_logprobs"):
+            del result.logprobs[:]
         if self._spoil("bad_path") and path:
-            verdict.path[0] = len(block.draft_ids)
-        return verdict
+            result.path[0] = len(block.draft_ids)
+        return result
 
     @staticmethod
     def _walk(cursor: FakeCursor, block: DraftBlock) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""The drafter over pages, batches and verdicts drafts what the literal reference does from the same states."""
+"""The drafter over pages, batches and results drafts what the literal reference does from the same states."""
 
 import random
 from collections import Counter
@@ -75,7 +75,7 @@ class Rig:
         self.drafter.observe(spans, torch.cat(rows))
 
     def commit(self, seq, ids):
-        """A verdict: `ids` with the states of the positions that it decided."""
+        """A verification result: `ids` with the states of the positions that it decided."""
         first = len(seq.ids) - 1
         seq.ids.extend(ids)
         seq.output_ids.extend(ids)

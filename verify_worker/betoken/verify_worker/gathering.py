@@ -1,6 +1,6 @@
 """Whether a forward starts at once or waits for blocks that are about to come.
 
-All sequences of a forward get their verdicts together, and their next drafts arrive one after another. If a forward
+All sequences of a forward get their results together, and their next drafts arrive one after another. If a forward
 takes as long with one block as with many, as on a GPU, a forward that starts with the first block keeps the others
 waiting for its whole length. Two groups in turn would each get half of the device. If each token takes its own
 time there is little to wait for. Knows times and numbers only.
@@ -25,13 +25,13 @@ class Gathering:
         self._forward_ns = forward_ns
         self._num_blocks = 0
         self._mean_ns = 0.0
-        """From a verdict to the sequence's next block."""
+        """From a verification result to the sequence's next block."""
         self._deviation_ns = 0.0
         self._mean_rows = 0.0
         """Mean rows of a block."""
 
     def add_block(self, turn_ns: float, num_rows: int) -> None:
-        """A block came `turn_ns` after the last verdict of its sequence."""
+        """A block came `turn_ns` after the last verification result of its sequence."""
         turn_ns = max(0.0, turn_ns)
         self._num_blocks += 1
         weight = max(1.0 - _MEMORY, 1.0 / self._num_blocks)
@@ -46,7 +46,7 @@ class Gathering:
         0 to start now.
 
         `room`: further rows it could take. `since_sent_ns`: for each sequence without a draft, the time since its
-        last verdict.
+        last verification result.
         """
         if not self._num_blocks or not num_ready:
             return 0.0

@@ -31,7 +31,7 @@ from betoken.v1.verify_pb2 import (
     DraftBlock,
     PromptLogprobs,
     Stale,
-    Verdict,
+    VerificationResult,
     VerifyLinkRequest,
     VerifyLinkResponse,
 )
@@ -54,7 +54,7 @@ class VerifyResults(LinkResults[VerifyLinkResponse]):
         super().__init__(VerifyLinkResponse, delay_s)
 
     def decided(self, decisions: list[Decision], load: Callable[[], WorkerLoad]) -> None:
-        self.send("verdicts", [(decision.key, _verdict(decision)) for decision in decisions], load)
+        self.send("results", [(decision.key, _result(decision)) for decision in decisions], load)
 
     def send_prompt_logprobs(self, parts: Sequence[PromptPart]) -> None:
         self.send("prompt_logprobs", [(part.key, _prompt_logprobs(part)) for part in parts])
@@ -171,8 +171,8 @@ def _add_logprobs(entries: Any, logprobs: Sequence[TokenLogprob]) -> None:
         entries.add(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
 
 
-def _verdict(decision: Decision) -> Verdict:
-    verdict = Verdict(
+def _result(decision: Decision) -> VerificationResult:
+    result = VerificationResult(
         sequence_id=decision.key[1],
         base_length=decision.base_length,
         num_accepted=decision.num_accepted,
@@ -183,11 +183,11 @@ def _verdict(decision: Decision) -> Verdict:
         cached_tokens=decision.num_cached_tokens,
     )
     if decision.attached is not None:
-        verdict.attached.CopyFrom(_attached(decision.attached))
+        result.attached.CopyFrom(_attached(decision.attached))
     elif decision.path is not None:
-        verdict.path.extend(decision.path)
-    _add_logprobs(verdict.logprobs, decision.logprobs)
-    return verdict
+        result.path.extend(decision.path)
+    _add_logprobs(result.logprobs, decision.logprobs)
+    return result
 
 
 def _attached(decision: AttachedDecision) -> AttachedDraft:

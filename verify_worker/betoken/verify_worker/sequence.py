@@ -167,7 +167,7 @@ class VerifySequence:
 
     @property
     def pending_since_ns(self) -> int | None:
-        """Since when its router waits for logprobs or a verdict, `time.perf_counter_ns`; None while it does not."""
+        """Since when its router waits for logprobs or a result, `time.perf_counter_ns`; None while it does not."""
         return self.queued_ns if self.has_block or self.has_pending_prompt_logprobs else None
 
     @property

@@ -1,6 +1,6 @@
 """A layer of the EAGLE family as attached drafter: it reads the target's states and drafts trees or chains.
 
-After each verdict the layer processes the accepted positions with their true states; KV made from its own output
+After each result the layer processes the accepted positions with their true states; KV made from its own output
 while drafting is overwritten. One pass serves all drafting sequences: first their new positions, then a level of each
 one's tree after the other. Knows no target, no links and no forwards of the target's.
 Source: Li et al., EAGLE-3, arXiv:2503.01840, and EAGLE-2, arXiv:2406.16858.

@@ -141,7 +141,7 @@ class MedusaDrafter:
     @staticmethod
     def _has_row(sequence: DraftSequence, entry: _Sequence) -> bool:
         """Whether the state belongs to the last token but one, whose successor is decided."""
-        # Before the first verdict it is chance whether the prompt is computed when the first draft is asked for.
+        # Before the first result it is chance whether the prompt is computed when the first draft is asked for.
         is_by_chance = sequence.draft_affects_output and not sequence.output_ids
         return entry.state is not None and entry.position == len(sequence.ids) - 2 and not is_by_chance
 

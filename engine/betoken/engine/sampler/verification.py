@@ -1,6 +1,6 @@
 """Which tokens a block of drafts turns into: the three ways of comparing them with the target, mixed in one batch.
 
-Turns sequences into the arguments of the kernels and implements no algorithm. A sequence's verdict depends on its
+Turns sequences into the arguments of the kernels and implements no algorithm. A sequence's result depends on its
 own rows alone.
 """
 

@@ -1,7 +1,7 @@
 """Linear recurrences of a flat ragged batch, chains and trees: Gated DeltaNet, Mamba and the like in one op.
 
 One arithmetic serves prefill and decoding: row after row, in float32. A sequence has one committed state; inputs of
-tokens that a verdict may still reject wait in a ring and are applied by the forward after it. It knows no models.
+tokens that a result may still reject wait in a ring and are applied by the forward after it. It knows no models.
 """
 
 from collections.abc import Callable

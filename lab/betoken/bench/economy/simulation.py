@@ -81,7 +81,7 @@ class Simulation:
         self.load = Load(0, 0.0, 0.0, 0.0)
         self.step_times = StepTimes([(cost.rows, cost.ns) for cost in costs.verify.step_costs()])
         self.drafting = None if drafter == "none" else DraftService(self.machine, costs, drafter)
-        self.verifying = VerifyService(self.machine, costs, self._take_verdicts)
+        self.verifying = VerifyService(self.machine, costs, self._take_results)
         self._num_opened = 0
         self._tasks: list[tuple[float, Callable[[], None]]] = []
         self._is_busy = False
@@ -124,13 +124,13 @@ class Simulation:
 
         self.machine.work(seconds, 1, done)
 
-    def _take_verdicts(self, verdicts: list[Callable[[], None]], load: Load) -> None:
+    def _take_results(self, results: list[Callable[[], None]], load: Load) -> None:
         def take() -> None:
             self.load = load
-            for verdict in verdicts:
-                verdict()
+            for result in results:
+                result()
 
-        seconds = self.costs.router_frame_s + self.costs.router_entry_s * len(verdicts)
+        seconds = self.costs.router_frame_s + self.costs.router_entry_s * len(results)
         self.machine.after(self.costs.hop_s, lambda: self.route(seconds, take))
 
 

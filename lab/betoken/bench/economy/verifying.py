@@ -15,7 +15,7 @@ _LEAST_PREFILL_ROWS, _MOST_PREFILL_ROWS = 16, 128
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's report of itself with its verdicts, rounded as on the wire."""
+    """A worker's report of itself with its verification results, rounded as on the wire."""
 
     running: int
     tokens_per_s: float
@@ -29,7 +29,7 @@ class OpenSequence:
 
     text: Text
     decided: Callable[[list[int], int], None]
-    """Hears of the ids that a verdict brings, and of the draft tokens among them."""
+    """Hears of the ids that a verification result brings, and of the draft tokens among them."""
     num_missing: int
     """Rows of the prompt without KV; what pages hold is cached."""
     num_output: int = 0
@@ -52,7 +52,7 @@ class VerifyService:
     machine: Machine
     costs: Costs
     send: Callable[[list[Callable[[], None]], Load], None]
-    """Takes the verdicts of a forward to the router."""
+    """Takes the verification results of a forward to the router."""
     num_forwards: int = 0
     held_up_s: float = 0.0
     """Seconds by which the next forward over drafts takes longer, once: a fault of the machine."""
@@ -124,14 +124,14 @@ class VerifyService:
 
     def _hand_out(self, taking: list[OpenSequence]) -> None:
         self._is_busy = False
-        verdicts: list[Callable[[], None]] = []
+        results: list[Callable[[], None]] = []
         num_tokens = 0
         for sequence in taking:
             ids, num_accepted = _decide(sequence)
             sequence.num_output += len(ids)
             sequence.draft = None
             num_tokens += len(ids)
-            verdicts.append(partial(sequence.decided, ids, num_accepted))
+            results.append(partial(sequence.decided, ids, num_accepted))
         self.price.add_tokens(num_tokens, self.machine.now_s)
         load = Load(
             len(self._sequences),
@@ -139,7 +139,7 @@ class VerifyService:
             round(self.price.price, 2),
             self.price.step_time_ratio,
         )
-        self.send(verdicts, load)
+        self.send(results, load)
         self._go_on()
 
 

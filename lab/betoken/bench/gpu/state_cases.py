@@ -1,6 +1,6 @@
 """Cases of the ops over recurrent states: linear_recurrence by each of its rules, and state_conv.
 
-A verify step: each sequence applies what its last verdict accepted, then runs a block of rows behind the committed one.
+A verify step: each sequence applies what its last result accepted, then runs a block of rows behind the committed one.
 """
 
 from collections.abc import Iterator, Sequence

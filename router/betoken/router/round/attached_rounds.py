@@ -15,7 +15,7 @@ from betoken.router.policy.named_drafter import NamedDrafterTrials
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import VerifySession
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import VerificationResult
 
 NUM_GRANTED_TOKENS = 128
 """Tokens granted at once; renewed when half of them are there."""
@@ -55,18 +55,20 @@ class AttachedRounds:
             is_priced = not self._request.num_draft_tokens
             session.grant(Grant(length, num_tokens, num_draft_tokens, is_priced, self._drafter))
 
-    def record(self, verdict: Verdict, num_tokens: int, began_s: float | None, times: ForwardTimes = NO_TIMES) -> bool:
+    def record(
+        self, result: VerificationResult, num_tokens: int, began_s: float | None, times: ForwardTimes = NO_TIMES
+    ) -> bool:
         """Add a round or a decode step of `num_tokens`; return whether it was a round. `began_s`: its start
         (`time.perf_counter`), None = it is not evidence about drafts. `times`: as in `Step`."""
-        is_drafted = verdict.HasField("attached")
-        if is_drafted and verdict.attached.is_failed:
+        is_drafted = result.HasField("attached")
+        if is_drafted and result.attached.is_failed:
             self.failures["fault"] += 1
         self._trials.add_tokens(num_tokens)
         if is_drafted:
             self._trials.tried()
         if self._policy is None or began_s is None:
             return is_drafted
-        num_rows, drafting_s = 1 + verdict.num_draft_tokens, verdict.attached.forward_ns * 1e-9
+        num_rows, drafting_s = 1 + result.num_draft_tokens, result.attached.forward_ns * 1e-9
         step = Step(began_s, time.perf_counter(), num_tokens, num_rows, drafting_s, times)
         if is_drafted == self._policy.is_on:
             self._policy.record(step)

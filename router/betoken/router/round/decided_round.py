@@ -1,4 +1,4 @@
-"""A draft with the verdict on it: which tokens the target decided, whose they are, and why they are there.
+"""A draft with the verification result on it: which tokens the target decided, whose they are, and why they are there.
 
 Knows no session and no text.
 """
@@ -21,7 +21,7 @@ from betoken.v1.types_pb2 import (
     TOKEN_ORIGIN_RECOVERED,
     TokenOrigin,
 )
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import VerificationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DecidedRound:
     """One round, or one plain step, whose draft is empty."""
 
     draft: Draft | AttachedDraft
-    verdict: Verdict
+    result: VerificationResult
     path: Sequence[int]
     """Accepted nodes of the draft, root first."""
     ids: Sequence[int]
@@ -38,11 +38,11 @@ class DecidedRound:
     """Name of the drafter of each accepted id; empty if unknown."""
 
     @classmethod
-    def of(cls, draft: Draft | AttachedDraft, verdict: Verdict) -> DecidedRound:
-        """The round of a draft and its verdict."""
-        path = verdict.path if draft.parents else range(verdict.num_accepted)
+    def of(cls, draft: Draft | AttachedDraft, result: VerificationResult) -> DecidedRound:
+        """The round of a draft and its verification result."""
+        path = result.path if draft.parents else range(result.num_accepted)
         accepted, sources = draft.along(path)
-        return cls(draft, verdict, path, [*accepted, verdict.next_id], sources)
+        return cls(draft, result, path, [*accepted, result.next_id], sources)
 
     def num_accepted(self, num_kept: int) -> int:
         """Accepted tokens among the leading `num_kept`: the answer may have ended inside the accepted prefix."""
@@ -59,7 +59,7 @@ class DecidedRound:
             self.ids[:num],
             self._origins()[:num],
             [*self.sources[:num], *[""] * (num - len(self.sources))],
-            self.verdict.logprobs[:num] if self.verdict.logprobs else (),
+            self.result.logprobs[:num] if self.result.logprobs else (),
             kept.text,
             kept.num_chars,
             times,
@@ -76,8 +76,8 @@ class DecidedRound:
             duration_ns=duration_ns,
             draft_queue_ns=self.draft.queue_ns,
             draft_forward_ns=self.draft.forward_ns,
-            verify_queue_ns=self.verdict.queue_ns,
-            verify_forward_ns=self.verdict.forward_ns,
+            verify_queue_ns=self.result.queue_ns,
+            verify_forward_ns=self.result.forward_ns,
         )
 
     def _origins(self) -> list[TokenOrigin]:

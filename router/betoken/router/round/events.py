@@ -35,7 +35,7 @@ class PromptLogprobsPart:
 
 @dataclass(frozen=True, slots=True)
 class EmittedRound:
-    """Tokens of one verdict, as far as the answer keeps them."""
+    """Tokens of one verification result, as far as the answer keeps them."""
 
     ids: Sequence[int]
     origins: Sequence[TokenOrigin]

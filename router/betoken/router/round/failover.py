@@ -23,7 +23,7 @@ from betoken.router.workers.verify_pool import VerifyPool
 from betoken.router.workers.verify_requests import Grant
 from betoken.router.workers.verify_session import SequenceLostError, VerifySession
 from betoken.router.workers.verify_worker import VerifyWorker
-from betoken.v1.verify_pb2 import PromptLogprobs, Verdict
+from betoken.v1.verify_pb2 import PromptLogprobs, VerificationResult
 
 _RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 1.0
@@ -58,8 +58,8 @@ class Reopened(NamedTuple):
 
     worker: VerifyWorker
     session: VerifySession
-    answer: Verdict | PromptLogprobs
-    """Verdict of its first decode step there, or its first prompt logprobs."""
+    answer: VerificationResult | PromptLogprobs
+    """Verification result of its first decode step there, or its first prompt logprobs."""
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from betoken.router.workers.fleet import Fleet
 from betoken.router.workers.verify_session import VerifySession
 from betoken.router.workers.verify_worker import VerifyWorker
 from betoken.v1.generation_pb2 import SpeculationPolicy as PolicyMessage
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import VerificationResult
 
 _CONSTRAINT_DRAFTER = "grammar"
 """Drafter that has nothing to propose without a constraint."""
@@ -131,18 +131,18 @@ class RequestSources:
         self.attached.renew(session, length, room, most)
 
     def commit(
-        self, length: int, ids: Sequence[int], verdict: Verdict, began_s: float | None, times: ForwardTimes
+        self, length: int, ids: Sequence[int], result: VerificationResult, began_s: float | None, times: ForwardTimes
     ) -> None:
         """Report the tokens committed after `length` to the source and the speculation policy.
 
         `began_s`: start of the step that decided them (`time.perf_counter`); None = the step is not evidence about
             drafts. `times`: as in `Step`.
         """
-        if length < self._settled_at or (verdict.HasField("attached") and not self._source.is_attached):
+        if length < self._settled_at or (result.HasField("attached") and not self._source.is_attached):
             began_s = None
         is_drafted: bool | None
         if self._source.is_attached:
-            is_drafted = self.attached.record(verdict, len(ids), began_s, times)
+            is_drafted = self.attached.record(result, len(ids), began_s, times)
         else:
             is_drafted = self.speculator.commit(length, ids, began_s, times)
         if self._rates is None:

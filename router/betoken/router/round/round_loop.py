@@ -150,17 +150,17 @@ class RoundLoop:
         draft = await self._draft()
         if draft.ids:
             self._pause.drafted()
-            verdict = await session.verify(Verification(self._length, draft))
-            self._sources.speculator.length.verified(draft, verdict.num_accepted)
+            result = await session.verify(Verification(self._length, draft))
+            self._sources.speculator.length.verified(draft, result.num_accepted)
         else:
             session.grant(Grant(self._length, self._num_steps_after(draft)))
-            verdict = await session.next_granted(self._length)
+            result = await session.next_granted(self._length)
         if draft is not NO_DRAFT:
-            verify_ns = verdict.queue_ns + verdict.forward_ns
+            verify_ns = result.queue_ns + result.forward_ns
             round_ns = time.perf_counter_ns() - asked_ns
             self._counts.add_round(round_ns, draft.queue_ns, draft.forward_ns, verify_ns, draft.num_forwards)
             self._counts.add_ahead(draft.num_ahead_tokens, draft.num_ahead_ids)
-        await self._commit(DecidedRound.of(draft, verdict))
+        await self._commit(DecidedRound.of(draft, result))
 
     async def _draft(self) -> Draft:
         # The modes that look at draft distributions take chains only.
@@ -184,13 +184,13 @@ class RoundLoop:
             self._sources.renew(session, self._length, self._answer.room)
         else:
             self._grant_decode_steps(session)
-        verdict = await session.next_granted(self._length)
-        draft = attached_draft(verdict)
+        result = await session.next_granted(self._length)
+        draft = attached_draft(result)
         if draft is not None:
             round_ns = time.perf_counter_ns() - self._step.began_ns
-            verify_ns = verdict.queue_ns + verdict.forward_ns
+            verify_ns = result.queue_ns + result.forward_ns
             self._counts.add_round(round_ns, 0, draft.forward_ns, verify_ns, draft.num_forwards)
-        await self._commit(DecidedRound.of(draft or NO_DRAFT, verdict))
+        await self._commit(DecidedRound.of(draft or NO_DRAFT, result))
 
     def _grant_decode_steps(self, session: VerifySession) -> None:
         """Grant decode steps, or more of them at half of the grant while no draft is wanted."""
@@ -202,22 +202,22 @@ class RoundLoop:
 
     async def _commit(self, decided: DecidedRound) -> None:
         """Append what the target decided, tell the drafter and the client."""
-        draft, verdict, self._is_taken = decided.draft, decided.verdict, True
+        draft, result, self._is_taken = decided.draft, decided.result, True
         kept = self._answer.append(decided.ids)
-        self._counts.add_forward(kept.num_tokens, verdict.queue_ns, verdict.forward_ns)
+        self._counts.add_forward(kept.num_tokens, result.queue_ns, result.forward_ns)
         if draft.num_tokens:
             self._counts.add_draft(draft.num_tokens, draft.depth, decided.num_accepted(kept.num_tokens))
             self._counts.add_predicted(draft.num_predicted_tokens, decided.num_predicted(kept.num_tokens))
         if not self._counts.first_token_ns:
             self._counts.first_token_ns = time.perf_counter_ns()
-            self._counts.num_cached_tokens = min(verdict.cached_tokens, len(self._request.prompt_ids))
+            self._counts.num_cached_tokens = min(result.cached_tokens, len(self._request.prompt_ids))
             self._step.tells_of_drafts = False  # the prompt's prefill is in it
         if self._step.tells_of_drafts:
             elapsed_ns = time.perf_counter_ns() - self._step.began_ns
-            self._worker.forward_s.add(min(verdict.forward_ns, elapsed_ns) * 1e-9)
+            self._worker.forward_s.add(min(result.forward_ns, elapsed_ns) * 1e-9)
         if self._sources.is_attached or self._answer.finish is None:
             times = self._worker.forward_times
-            self._sources.commit(self._length, decided.ids, verdict, self._step.began_s, times)
+            self._sources.commit(self._length, decided.ids, result, self._step.began_s, times)
         self._length += kept.num_tokens
         round_times = None
         if self._request.reports_rounds:

@@ -1,7 +1,7 @@
 """The drafts of one request: opens it on a draft worker, follows it, and absorbs every fault there.
 
 A fault costs this round its draft and the worker some trust, never more. `drafting` has the states and their table.
-Knows nothing of verdicts or text.
+Knows nothing of verification results or text.
 """
 
 from __future__ import annotations

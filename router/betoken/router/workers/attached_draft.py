@@ -1,11 +1,11 @@
-"""The attached draft and its acceptance, read from a verdict."""
+"""The attached draft and its acceptance, read from a verification result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from betoken.v1.verify_pb2 import Verdict
+from betoken.v1.verify_pb2 import VerificationResult
 
 _MAX_SOURCE_CHARS = 64
 
@@ -36,18 +36,18 @@ class AttachedDraft(NamedTuple):
         return self.is_exhausted
 
 
-def attached_draft(verdict: Verdict) -> AttachedDraft | None:
+def attached_draft(result: VerificationResult) -> AttachedDraft | None:
     """The worker's own draft; None without a draft."""
-    if not verdict.HasField("attached"):
+    if not result.HasField("attached"):
         return None
-    own = verdict.attached
+    own = result.attached
     sources: Sequence[str] = own.sources
     if len(sources) not in (1, len(own.accepted_ids)) or max(map(len, sources), default=0) > _MAX_SOURCE_CHARS:
         sources = ()
     return AttachedDraft(
         own.accepted_ids,
         sources,
-        verdict.num_draft_tokens,
+        result.num_draft_tokens,
         own.depth,
         own.is_exhausted,
         own.forward_ns,
@@ -56,11 +56,11 @@ def attached_draft(verdict: Verdict) -> AttachedDraft | None:
     )
 
 
-def can_be(verdict: Verdict, vocab_size: int, max_draft_tokens: int) -> bool:
-    """Whether the fields of a verdict's attached draft are consistent."""
-    own = verdict.attached
+def can_be(result: VerificationResult, vocab_size: int, max_draft_tokens: int) -> bool:
+    """Whether the fields of a verification result's attached draft are consistent."""
+    own = result.attached
     return (
-        len(own.accepted_ids) == verdict.num_accepted <= own.depth <= verdict.num_draft_tokens <= max_draft_tokens
-        and own.num_predicted_tokens <= verdict.num_draft_tokens
+        len(own.accepted_ids) == result.num_accepted <= own.depth <= result.num_draft_tokens <= max_draft_tokens
+        and own.num_predicted_tokens <= result.num_draft_tokens
         and max(own.accepted_ids, default=0) < vocab_size
     )

@@ -1,6 +1,6 @@
 """A draft as the router uses it: the leading part of a draft worker's answer that the target could take.
 
-Knows no session, no time-outs and no verdicts.
+Knows no session, no time-outs and no verification results.
 """
 
 from __future__ import annotations

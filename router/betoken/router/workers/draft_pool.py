@@ -1,7 +1,7 @@
 """The draft workers: which host what, which work, and which is least loaded.
 
 A worker gets sequences only while its circuit is closed, and its circuit closes only after a probe of the router's own,
-so that no client waits for a worker that hangs. Knows nothing of verdicts or text.
+so that no client waits for a worker that hangs. Knows nothing of verification results or text.
 """
 
 from __future__ import annotations

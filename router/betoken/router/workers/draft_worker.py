@@ -1,6 +1,6 @@
 """One draft worker: opens sequences there, hands out what comes back, and probes it while its circuit is open.
 
-Knows its link and its sessions; knows nothing of other workers, verdicts or text.
+Knows its link and its sessions; knows nothing of other workers, verification results or text.
 """
 
 from __future__ import annotations

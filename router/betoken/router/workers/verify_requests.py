@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from betoken.common.tree import is_path
 from betoken.router.workers.draft import Draft
-from betoken.v1.verify_pb2 import DraftBlock, Verdict
+from betoken.v1.verify_pb2 import DraftBlock, VerificationResult
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A draft of at least one token to hold against the target; one verdict answers it."""
+    """A draft of at least one token to hold against the target; one verification result answers it."""
 
     base_length: int
     """Committed tokens that the draft extends."""
@@ -30,17 +30,17 @@ class Verification:
             block.draft_probs.extend(self.draft.probs)
         return block
 
-    def is_answered_by(self, verdict: Verdict) -> bool:
-        """Whether what a verdict accepts can be of this draft."""
-        if not verdict.num_accepted <= verdict.num_draft_tokens == len(self.draft.ids):
+    def is_answered_by(self, result: VerificationResult) -> bool:
+        """Whether what a verification result accepts can be of this draft."""
+        if not result.num_accepted <= result.num_draft_tokens == len(self.draft.ids):
             return False
-        parents, path = self.draft.parents, verdict.path
-        return not parents or (len(path) == verdict.num_accepted and is_path(path, parents))
+        parents, path = self.draft.parents, result.path
+        return not parents or (len(path) == result.num_accepted and is_path(path, parents))
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Leave to decode alone: plain steps, or rounds with a drafter of the worker's own. One verdict comes a step."""
+    """Leave to decode alone: plain steps, or rounds with a drafter of the worker's own. One result comes a step."""
 
     base_length: int
     """Committed tokens from which it counts."""

@@ -1,6 +1,6 @@
-"""One sequence on one verify worker: verifications and grants go out, verdicts come back, in order.
+"""One sequence on one verify worker: verifications and grants go out, verification results come back, in order.
 
-Checks every verdict against what was asked; knows neither drafts' origin nor text.
+Checks every verification result against what was asked; knows neither drafts' origin nor text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from betoken.router.workers.attached_draft import can_be
 from betoken.router.workers.mailbox import Mailbox, Patience
 from betoken.router.workers.verify_requests import NOTHING_GRANTED, Grant, Verification
 from betoken.v1.types_pb2 import TokenLogprobs
-from betoken.v1.verify_pb2 import DraftBlock, PromptLogprobs, Stale, Verdict
+from betoken.v1.verify_pb2 import DraftBlock, PromptLogprobs, Stale, VerificationResult
 
 _SILENCE_CHECK_S = 0.1
 """From one question whether a silence is long enough to the next."""
@@ -46,14 +46,14 @@ class VerifyHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictLimits:
-    """The conditions on every verdict of a sequence."""
+class ResultLimits:
+    """The conditions on every verification result of a sequence."""
 
     vocab_size: int
     has_logprobs: bool = False
     """Whether every token has to come with its logprobs."""
     num_prompt_logprobs: int = 0
-    """Entries of the prompt's logprobs that have to come before the first verdict, the client's included."""
+    """Entries of the prompt's logprobs that have to come before the first result, the client's included."""
     max_attached: int = 0
     """Most draft tokens of a round that the worker's own drafter proposes; 0 = the sequence has none."""
 
@@ -70,13 +70,13 @@ class VerifySession:
         self,
         sequence_id: int,
         host: VerifyHost,
-        limits: VerdictLimits,
+        limits: ResultLimits,
         patience: Patience,
         timeout_s: float,
         on_pending: Callable[[], None] = lambda: None,
         num_received_logprobs: int = 0,
     ) -> None:
-        """`timeout_s`: longest wait for a verdict without a sign of work; `on_pending`: called when the worker says
+        """`timeout_s`: longest wait for a result without a sign of work; `on_pending`: called when the worker says
         that what was asked still waits for its turn; `num_received_logprobs`: entries of the prompt's logprobs that the
         worker does not report it."""
         self.sequence_id = sequence_id
@@ -89,7 +89,7 @@ class VerifySession:
         self._is_pending = False
         self.num_received_logprobs = num_received_logprobs
         """Entries of the prompt's logprobs received so far."""
-        self._mailbox: Mailbox[Verdict | Stale | PromptLogprobs] = Mailbox(patience)
+        self._mailbox: Mailbox[VerificationResult | Stale | PromptLogprobs] = Mailbox(patience)
 
     @property
     def can_attach(self) -> bool:
@@ -115,16 +115,16 @@ class VerifySession:
         self.num_received_logprobs += len(part.logprobs)
         return part
 
-    async def verify(self, asked: Verification) -> Verdict:
-        """The target's verdict on a draft; no grant may be running.
+    async def verify(self, asked: Verification) -> VerificationResult:
+        """The target's verification result on a draft; no grant may be running.
 
         Raises:
             SequenceLostError: re-open the sequence.
             BetokenError: the worker refused the sequence for good.
         """
         self._host.send_block(asked.block(self.sequence_id))
-        verdict = await self._verdict(asked.base_length)
-        return self._checked(verdict, asked.base_length, asked.is_answered_by(verdict))
+        result = await self._result(asked.base_length)
+        return self._checked(result, asked.base_length, asked.is_answered_by(result))
 
     def grant(self, grant: Grant) -> None:
         """Let the worker decode alone. Raises as `verify`."""
@@ -133,23 +133,25 @@ class VerifySession:
         block.num_draft_tokens = min(grant.num_draft_tokens, self._limits.max_attached)
         self._host.send_block(block)
 
-    async def next_granted(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
+    async def next_granted(
+        self, base_length: int, is_enough: Callable[[float], bool] | None = None
+    ) -> VerificationResult:
         """The next step under a grant. Raises as `verify`.
 
         `is_enough`: called periodically: whether so many seconds without progress suffice, even fewer than usual.
         """
-        verdict = await self._verdict(base_length, is_enough)
-        if verdict.HasField("attached"):
-            is_step = can_be(verdict, self._limits.vocab_size, self._limits.max_attached)
+        result = await self._result(base_length, is_enough)
+        if result.HasField("attached"):
+            is_step = can_be(result, self._limits.vocab_size, self._limits.max_attached)
         else:
-            is_step = verdict.num_accepted == verdict.num_draft_tokens == 0
-        return self._checked(verdict, base_length, is_step)
+            is_step = result.num_accepted == result.num_draft_tokens == 0
+        return self._checked(result, base_length, is_step)
 
     def close(self) -> None:
         """Free the sequence on the worker; idempotent."""
         self._host.close_session(self)
 
-    def deliver(self, answer: Verdict | Stale | PromptLogprobs) -> None:
+    def deliver(self, answer: VerificationResult | Stale | PromptLogprobs) -> None:
         """An answer came from the link."""
         self._mailbox.put(answer)
 
@@ -162,8 +164,8 @@ class VerifySession:
         """No answer will come any more."""
         self._mailbox.fail(error)
 
-    async def _verdict(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> Verdict:
-        """The next answer, which has to be a verdict."""
+    async def _result(self, base_length: int, is_enough: Callable[[float], bool] | None = None) -> VerificationResult:
+        """The next answer, which has to be a verification result."""
         answer = await self._answer(is_enough)
         if isinstance(answer, Stale):
             raise SequenceLostError(f"block at {base_length} is stale: the worker is at {answer.length}")
@@ -171,7 +173,7 @@ class VerifySession:
             raise SequenceLostError("unexpected logprobs of a prompt")
         return answer
 
-    async def _answer(self, is_enough: Callable[[float], bool] | None) -> Verdict | Stale | PromptLogprobs:
+    async def _answer(self, is_enough: Callable[[float], bool] | None) -> VerificationResult | Stale | PromptLogprobs:
         """The next answer."""
         wait_s = self._timeout_s if is_enough is None else min(_SILENCE_CHECK_S, self._timeout_s)
         since_s = time.monotonic()
@@ -186,24 +188,24 @@ class VerifySession:
                 silent_s = now_s - since_s
                 if silent_s >= self._timeout_s or (is_enough is not None and is_enough(silent_s)):
                     self._host.fell_silent()
-                    raise SequenceLostError(f"no verdict within {round(silent_s, 1):g} s") from None
+                    raise SequenceLostError(f"no verification result within {round(silent_s, 1):g} s") from None
 
-    def _checked(self, verdict: Verdict, base_length: int, is_of_request: bool) -> Verdict:
-        """The verdict, if it can be one on what was asked."""
+    def _checked(self, result: VerificationResult, base_length: int, is_of_request: bool) -> VerificationResult:
+        """The verification result, if it can be one on what was asked."""
         limits = self._limits
         if (
-            verdict.base_length != base_length
+            result.base_length != base_length
             or not is_of_request
-            or verdict.next_id >= limits.vocab_size
-            or (not _are_logprobs(verdict) if limits.has_logprobs else verdict.logprobs)
+            or result.next_id >= limits.vocab_size
+            or (not _are_logprobs(result) if limits.has_logprobs else result.logprobs)
         ):
-            raise SequenceLostError(f"a verdict that cannot be at {base_length}: {_brief(verdict)}")
-        return verdict
+            raise SequenceLostError(f"a verification result that cannot be at {base_length}: {_brief(result)}")
+        return result
 
 
-def _are_logprobs(verdict: Verdict) -> bool:
+def _are_logprobs(result: VerificationResult) -> bool:
     """True if every emitted token has well-formed logprobs."""
-    return len(verdict.logprobs) == verdict.num_accepted + 1 and _are_sound(verdict.logprobs)
+    return len(result.logprobs) == result.num_accepted + 1 and _are_sound(result.logprobs)
 
 
 def _are_sound(logprobs: Iterable[TokenLogprobs]) -> bool:
@@ -214,9 +216,9 @@ def _are_sound(logprobs: Iterable[TokenLogprobs]) -> bool:
     )
 
 
-def _brief(verdict: Verdict) -> str:
-    path = f" along {len(verdict.path)} nodes" if verdict.path else ""
+def _brief(result: VerificationResult) -> str:
+    path = f" along {len(result.path)} nodes" if result.path else ""
     return (
-        f"base {verdict.base_length}, accepted {verdict.num_accepted} of {verdict.num_draft_tokens}{path}, "
-        f"next id {verdict.next_id}"
+        f"base {result.base_length}, accepted {result.num_accepted} of {result.num_draft_tokens}{path}, "
+        f"next id {result.next_id}"
     )

@@ -21,7 +21,7 @@ from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.router.policy.draft_terms import forward_times
 from betoken.router.request.generation import GenerationRequest
 from betoken.router.request.worker_identity import WorkerIdentity
-from betoken.router.workers.verify_session import SequenceLostError, VerdictLimits, VerifySession
+from betoken.router.workers.verify_session import ResultLimits, SequenceLostError, VerifySession
 from betoken.router.workers.worker import Worker, WorkerOptions
 from betoken.rpc.link import LinkCallbacks, VerifyLink
 from betoken.rpc.validation import validate_frame
@@ -87,7 +87,7 @@ class VerifyWorker(Worker[VerifySession]):
         session = VerifySession(
             self._options.sequence_ids.next(),
             self,
-            VerdictLimits(
+            ResultLimits(
                 self.hello.vocab_size,
                 has_logprobs=request.sampling.HasField("logprobs"),
                 num_prompt_logprobs=request.num_prompt_logprobs,
@@ -127,10 +127,10 @@ class VerifyWorker(Worker[VerifySession]):
                 raise SequenceLostError(str(error)) from error
 
     def _take(self, frame: VerifyLinkResponse) -> None:
-        validate_frame(frame.verdicts, frame.stales, frame.errors, frame.pending_ids, frame.prompt_logprobs)
+        validate_frame(frame.results, frame.stales, frame.errors, frame.pending_ids, frame.prompt_logprobs)
         if frame.HasField("drain"):
             self._on_change()
-        answers = (*frame.prompt_logprobs, *frame.verdicts, *frame.stales)
+        answers = (*frame.prompt_logprobs, *frame.results, *frame.stales)
         if self.is_silent and (answers or frame.pending_ids or frame.HasField("load")):
             self._set_silent(False)  # a load follows the close of what was lost, so that an idle one comes back as well
         self._deliver(answers)

@@ -1,6 +1,6 @@
 """One worker and the sequences this router has on it: what verify and draft workers share.
 
-Knows the link and sessions by number, not verdicts or drafts.
+Knows the link and sessions by number, not verification results or drafts.
 """
 
 from __future__ import annotations

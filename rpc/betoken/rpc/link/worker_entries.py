@@ -24,7 +24,7 @@ from betoken.rpc.servicing import internal_error, new_request_id
 from betoken.v1.types_pb2 import OpenSequence
 
 LOAD_INTERVAL_S = 0.02
-"""Interval of load reports, which change with every result: a report costs more than a verdict."""
+"""Interval of load reports, which change with every result: a report costs more than a verification result."""
 
 Response = TypeVar("Response", bound=Message)
 

@@ -1,4 +1,4 @@
-"""Random verdicts on a runner's own sequence."""
+"""Random verification results on a runner's own sequence."""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
 from betoken.engine.tree import KeptPath
-from betoken.testing.random_verdicts import live_through_verdicts
+from betoken.testing.random_results import live_through_results
 
 
 def decide(runner: ModelRunner, rng: random.Random, ids: list[int], pages: Any) -> int:
@@ -20,4 +20,4 @@ def decide(runner: ModelRunner, rng: random.Random, ids: list[int], pages: Any) 
     def keep(length: int, path: Sequence[int]) -> None:
         runner.compact([KeptPath(pages, length, list(path))])
 
-    return live_through_verdicts(rng, ids, forward, keep)
+    return live_through_results(rng, ids, forward, keep)

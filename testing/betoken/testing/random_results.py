@@ -1,4 +1,4 @@
-"""A random life of one sequence under speculation: chunks of what is decided, drafts, and verdicts on them.
+"""A random life of one sequence under speculation: chunks of what is decided, drafts, and verification results on them.
 
 Knows ids and trees; what runs them is the caller's.
 """
@@ -27,7 +27,7 @@ def draw_path(rng: random.Random, parents: Sequence[int]) -> list[int]:
     return path
 
 
-def live_through_verdicts(rng: random.Random, ids: list[int], forward: Forward, keep: Keep, num_rounds: int = 6) -> int:
+def live_through_results(rng: random.Random, ids: list[int], forward: Forward, keep: Keep, num_rounds: int = 6) -> int:
     """Decide further `ids` round by round; the number of them that were run, which is all but the last."""
     length = 0
     for _ in range(num_rounds):
