@@ -1,8 +1,10 @@
 """The tiny pair with whatever can be attached to its target: n-grams, fitted Medusa heads, a random EAGLE-3 layer."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
 from tests.drafters.medusa.fit import fit_heads
 from tests.e2e.in_process import VOCAB_SIZE, save_pair
@@ -10,6 +12,8 @@ from tests.e2e.in_process import VOCAB_SIZE, save_pair
 DRAFTERS = ("ngram", "medusa", "eagle3")
 TEMPERATURES = {"ngram": 0.0, "medusa": 0.8, "eagle3": 0.8}
 """Temperature at which some tokens of each are accepted: what is greedy repeats itself, noise makes drafters agree."""
+
+PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 
 
 def save_eagle3(folder: Path) -> dict[str, Any]:
@@ -26,3 +30,17 @@ def save_attached(folder: Path) -> dict[str, Any]:
     save_pair(folder)
     heads = fit_heads(folder / "target", folder / "heads")
     return {"attached_drafters": DRAFTERS, "medusa": heads} | save_eagle3(folder)
+
+
+async def answers(
+    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str] = PROMPTS, **others: Any
+) -> list[Completion]:
+    """All prompts at once."""
+    fields = {"seed": 3, "max_new_tokens": 32, "ignore_eos": True, "logprobs": 2} | others
+    sampling = Sampling(temperature=temperature, **fields)
+    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
+    return await asyncio.gather(*waiting)
+
+
+def reported(completions: list[Completion]) -> list[object]:
+    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]

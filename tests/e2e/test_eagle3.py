@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from betoken.client import AsyncClient, Completion, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.client import AsyncClient, InvalidArgumentError, Sampling, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.fused import drafter as fused
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
-from tests.e2e.attached import save_eagle3
+from tests.e2e.attached import PROMPTS, answers, reported, save_eagle3
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
-PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 SHAPES = ((None, 4), (8, 1), (None, 1), (1, 4), (4, 4))
 """Numbers of draft tokens and branches: chains and trees, long and short."""
 
@@ -26,20 +25,6 @@ def save_all(folder: Path, *drafters: str) -> dict[str, Any]:
     """The tiny pair and a random layer for its target; the options of a verify worker that has it attached."""
     save_pair(folder)
     return {"attached_drafters": drafters or ("ngram", "eagle3")} | save_eagle3(folder)
-
-
-async def answers(
-    client: AsyncClient, speculation: Speculation, temperature: float, prompts: list[str] = PROMPTS, **others: Any
-) -> list[Completion]:
-    """All prompts at once."""
-    fields = {"seed": 3, "max_new_tokens": 32, "ignore_eos": True, "logprobs": 2} | others
-    sampling = Sampling(temperature=temperature, **fields)
-    waiting = [client.complete(prompt, sampling=sampling, speculation=speculation) for prompt in prompts]
-    return await asyncio.gather(*waiting)
-
-
-def reported(completions: list[Completion]) -> list[object]:
-    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
 
 
 @pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])

@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from betoken.drafters.eagle3.checkpoint import LoadedLayer, TargetShape, load_layer
+from betoken.drafters.eagle3.checkpoint import LoadedLayer, load_layer
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.module import Eagle3Layer
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.drafters.shared_pages import SharedPages
+from betoken.drafters.side.files import TargetShape
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.page_table import PageTable

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer
+from betoken.drafters.eagle3.checkpoint import load_layer
+from betoken.drafters.side.files import TargetShape
 from betoken.engine.errors import ModelRefusedError
 from tests.drafters.eagle3.tiny import FLAGS, config_of, save_layer, tiny_layer, tiny_shape
 

@@ -9,12 +9,13 @@ from scipy import stats
 
 from betoken.common.errors import InvalidArgumentError
 from betoken.drafters.drafter import DraftSequence, DraftTerms
-from betoken.drafters.eagle3.checkpoint import TargetShape, make_layer
+from betoken.drafters.eagle3.checkpoint import make_layer
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import SharedPages
+from betoken.drafters.side.files import TargetShape
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig

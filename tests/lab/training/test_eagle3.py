@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer
+from betoken.drafters.eagle3.checkpoint import load_layer
+from betoken.drafters.side.files import TargetShape
 from betoken.training import eagle3
 from betoken.training.batches import pad
 from betoken.training.eagle3_layer import Eagle3Trainee, make_layer, passes

@@ -6,36 +6,20 @@ too much. Knows files and names, not how a layer is run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from betoken.drafters.eagle3.module import Eagle1Layer, Eagle3Layer, Rotary
 from betoken.drafters.eagle3.shape import EagleShape, read_shape
+from betoken.drafters.side.files import TargetShape, check_tensor, read_json, read_tensors, target_ids, weight_files
 from betoken.engine.errors import ModelRefusedError
-from betoken.engine.weights.plausible import check_is_file, shard_paths
 from betoken.engine.weights.tensor_files import open_tensors
 
-_INDEX, _WHOLE, _PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 _EMBEDDING = "embed_tokens.weight"
-_LEFT_ALONE = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
-"""Ends of the names of tensors that training leaves in a file and that say nothing of the layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetShape:
-    """The facts that a layer has to fit."""
-
-    name: str
-    """Hub id, or the directory's name."""
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +44,7 @@ def read_shape_of(directory: Path) -> EagleShape:
     Raises:
         ModelRefusedError: it is not such a directory, with the reason.
     """
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     return read_shape(config, _version({name for path in weight_files(directory) for name in open_tensors(path)}))
 
 
@@ -70,31 +54,12 @@ def read_layer(directory: Path) -> tuple[EagleShape, dict[str, Tensor]]:
     Raises:
         ModelRefusedError: it is not such a directory, with the reason.
     """
-    config = _read_json(directory / "config.json")
-    stored = {name: tensor for path in weight_files(directory) for name, tensor in open_tensors(path).items()}
-    tensors = {_plain_name(name): tensor.read() for name, tensor in stored.items() if not name.endswith(_LEFT_ALONE)}
+    config = read_json(directory / "config.json")
+    tensors = read_tensors(directory)
     version = _version(tensors)
     if version == 3:
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
     return read_shape(config, version), tensors
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The files that hold a layer's weights.
-
-    Raises:
-        ModelRefusedError: there are none, or an index names what is none.
-    """
-    index = directory / _INDEX
-    if index.exists():
-        names = _read_json(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise ModelRefusedError(f"{_INDEX}: weight_map must be an object")
-        return shard_paths(index, sorted(set(names.values()), key=str))
-    for name in (_WHOLE, _PICKLED):
-        if (directory / name).exists():
-            return [directory / name]
-    raise ModelRefusedError(f"there is neither {_WHOLE} nor {_PICKLED}")
 
 
 def load_layer(directory: Path, target: TargetShape) -> LoadedLayer:
@@ -121,11 +86,11 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
     given = dict(tensors)
     embedding = given.pop(_EMBEDDING, None)
     if embedding is not None:
-        _check_tensor(_EMBEDDING, embedding, torch.Size((shape.vocab_size, shape.hidden_size)))
+        check_tensor(_EMBEDDING, embedding, torch.Size((shape.vocab_size, shape.hidden_size)))
     with torch.device("meta"):  # no memory for weights that are replaced
         layer = Eagle3Layer(shape) if shape.version == 3 else Eagle1Layer(shape)
     _check_names(layer, shape, given)
-    ids = _target_ids(given.pop("d2t", torch.zeros(shape.draft_vocab_size)), shape)
+    ids = target_ids(given.pop("d2t", torch.zeros(shape.draft_vocab_size)), shape.vocab_size)
     layer.load_state_dict(given, strict=False, assign=True)
     layer.rotary = Rotary(shape)
     layer.d2t = ids - torch.arange(shape.draft_vocab_size)
@@ -135,12 +100,7 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
 
 
 def _check_target(shape: EagleShape, target: TargetShape, has_embedding: bool) -> None:
-    if shape.base and Path(shape.base).name.lower() != Path(target.name).name.lower():
-        raise ModelRefusedError(f"base: {shape.base!r}: must be {target.name!r}, the target")
-    if shape.vocab_size != target.vocab_size:
-        raise ModelRefusedError(f"vocab_size: {shape.vocab_size}: must be {target.vocab_size}, the target's")
-    if shape.draft_vocab_size > shape.vocab_size:
-        raise ModelRefusedError(f"draft_vocab_size: {shape.draft_vocab_size}: must be at most {shape.vocab_size}")
+    target.check(shape.base, shape.vocab_size, shape.draft_vocab_size)
     if shape.target_hidden_size != target.hidden_size:
         name = "target_hidden_size" if shape.target_hidden_size != shape.hidden_size else "hidden_size"
         raise ModelRefusedError(f"{name}: {shape.target_hidden_size}: must be {target.hidden_size}, the target's")
@@ -163,39 +123,7 @@ def _check_names(layer: nn.Module, shape: EagleShape, given: Mapping[str, Tensor
             f"{unknown[0]} and {len(unknown) - 1} more are weights no such layer has (off: {flags})"
         )
     for name, tensor in given.items():
-        _check_tensor(name, tensor, expected[name].shape)
-
-
-def _check_tensor(name: str, tensor: Tensor, size: torch.Size) -> None:
-    if tensor.shape != size:
-        raise ModelRefusedError(f"{name}: {list(tensor.shape)}: must be {list(size)}")
-    if name not in ("d2t", "t2d") and not tensor.is_floating_point():
-        raise ModelRefusedError(f"{name}: {tensor.dtype}: must be a floating-point type, the layer is read dense")
-
-
-def _target_ids(d2t: Tensor, shape: EagleShape) -> Tensor:
-    """[Vd] int64: the target's id of each of the draft's."""
-    ids = torch.arange(shape.draft_vocab_size) + d2t.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= shape.vocab_size:
-        raise ModelRefusedError(f"d2t: an id is outside [0, {shape.vocab_size})")
-    if len(set(ids.tolist())) != len(ids):
-        raise ModelRefusedError("d2t: two of the draft's ids are one of the target's")
-    return ids
-
-
-def _plain_name(name: str) -> str:
-    return name.removeprefix("model.").removeprefix("draft_model.")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    check_is_file(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelRefusedError(f"{path.name}: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelRefusedError(f"{path.name}: must be an object")
-    return content
+        check_tensor(name, tensor, expected[name].shape)
 
 
 def _version(names: Iterable[str]) -> int:

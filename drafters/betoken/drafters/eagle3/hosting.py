@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from betoken.common.errors import FailedPreconditionError
-from betoken.drafters.eagle3.checkpoint import TargetShape, load_layer, read_shape_of, weight_files
+from betoken.drafters.eagle3.checkpoint import load_layer, read_shape_of
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward, kv_shape
 from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.shared_pages import SharedPages
+from betoken.drafters.side.files import TargetShape, weight_files
 from betoken.drafters.spec import DrafterContext, Memory
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.page_table import PageTable

@@ -1,37 +1,20 @@
-"""The drafter's state of one sequence, and a draft under way. Knows no layer and no other sequence."""
+"""A draft under way. Knows no layer and no other sequence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from torch import Tensor
-
-from betoken.drafters.drafter import DraftSequence
-from betoken.drafters.eagle3.context import LayerContext
-from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.eagle3.tree import DynamicTree
+from betoken.drafters.side.sequence import SideDraft
 from betoken.engine.batch import Segment
 from betoken.engine.sampler import SampleGroup
 from betoken.engine.sparse_probs import SparseProbs
 
 
 @dataclass(slots=True, eq=False)
-class EagleSequence:
-    """An open sequence."""
-
-    draft: DraftSequence
-    settings: EagleSettings
-    context: LayerContext
-    last: tuple[list[int], list[int], list[float]] | None = None
-    """Ids, parents and shares of the last draft, until it is known what became of it."""
-
-
-@dataclass(slots=True, eq=False)
-class EagleDraft:
+class EagleDraft(SideDraft):
     """A draft under way."""
 
-    owner: EagleSequence
     tree: DynamicTree
     probs: list[SparseProbs] = field(default_factory=list)
     """Distribution of each token, if needed; only for chains."""
@@ -61,10 +44,3 @@ class EagleDraft:
         tree, ids = self.tree, self.tree.level_ids
         parents = None if tree.is_chain else tree.row_parents
         return Segment(self.owner.context.page_ids, self.length - len(ids), ids, num_logits=len(ids), parents=parents)
-
-
-class Part(NamedTuple):
-    """Rows of one sequence in a pass."""
-
-    segment: Segment
-    hidden: Tensor

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from betoken.drafters.side.config import has_attention_bias, read_base, read_integer, read_number, read_rope
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import check_sizes
 
@@ -88,31 +89,31 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
     layer = config.get("transformer_layer_config", config)
     if not isinstance(layer, Mapping):
         raise ModelRefusedError("transformer_layer_config: must be an object")
-    hidden_size = _integer(layer, "hidden_size")
-    num_heads = _integer(layer, "num_attention_heads")
+    hidden_size = read_integer(layer, "hidden_size")
+    num_heads = read_integer(layer, "num_attention_heads")
     if hidden_size % num_heads and "head_dim" not in layer:
         raise ModelRefusedError(f"hidden_size: {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
-    vocab_size = _integer(layer, "vocab_size")
+    vocab_size = read_integer(layer, "vocab_size")
     states = _state_layers(config)
     return EagleShape(
         version=version,
         hidden_size=hidden_size,
-        intermediate_size=_integer(layer, "intermediate_size"),
+        intermediate_size=read_integer(layer, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=_integer(layer, "num_key_value_heads", num_heads),
-        head_dim=_integer(layer, "head_dim", hidden_size // num_heads),
+        num_kv_heads=read_integer(layer, "num_key_value_heads", num_heads),
+        head_dim=read_integer(layer, "head_dim", hidden_size // num_heads),
         vocab_size=vocab_size,
-        draft_vocab_size=_integer(config, "draft_vocab_size", vocab_size),
-        target_hidden_size=_integer(config, "target_hidden_size", hidden_size),
-        max_context=_integer(layer, "max_position_embeddings", 2048),
-        rms_norm_eps=float(layer.get("rms_norm_eps") or 1e-6),
-        rope=_rope(layer),
+        draft_vocab_size=read_integer(config, "draft_vocab_size", vocab_size),
+        target_hidden_size=read_integer(config, "target_hidden_size", hidden_size),
+        max_context=read_integer(layer, "max_position_embeddings", 2048),
+        rms_norm_eps=read_number(layer, "rms_norm_eps", 1e-6),
+        rope=read_rope(layer),
         state_layers=states,
         num_states=1 if version == 1 else len(states or (0, 0, 0)),
-        has_attention_bias=_has_attention_bias(layer),
+        has_attention_bias=has_attention_bias(layer),
         has_qk_norm=layer.get("model_type") == "qwen3",
         has_fc_bias=version == 1 and config.get("bias", True) is not False,
-        base=_base(config),
+        base=read_base(config),
         **{flag: bool(config.get(flag, False)) for flag in _FLAGS if version == 3},
     )
 
@@ -153,30 +154,3 @@ def _state_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     if not isinstance(given, list) or not given or not all(type(layer) is int for layer in given):
         raise ModelRefusedError(f"{name}: {given!r}: must be a list of layers")
     return tuple(given)
-
-
-def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
-    if "rope_theta" not in given:
-        given["rope_theta"] = layer.get("rope_theta") or 10000.0
-    given["rope_type"] = given.pop("type", None) or given.get("rope_type") or "default"
-    if given["rope_type"] not in ("default", "linear", "llama3", "yarn"):
-        raise ModelRefusedError(f"rope_type: {given['rope_type']!r}: must be default, linear, llama3 or yarn")
-    return given
-
-
-def _has_attention_bias(layer: Mapping[str, Any]) -> bool:
-    return bool(layer.get("attention_bias", layer.get("qkv_bias", layer.get("model_type") == "qwen2")))
-
-
-def _base(config: Mapping[str, Any]) -> str:
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    return str(verifier.get("name_or_path") or config.get("base_model_name_or_path") or "")
-
-
-def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ModelRefusedError(f"{name}: {value!r}: must be an integer of at least 1")
-    return value

@@ -33,11 +33,11 @@ class LayerContext:
     """Slots [0, num_known) hold KV of true states."""
     num_pending: int = 0
     """Rows that follow them and are to be taken in."""
+    last: Tensor | None = None
+    """[1, H] of the last row that was taken in."""
     _start: int = 0
     """Position of the state in the slot num_known - 1, less that slot."""
     _pending: list[Tensor] = field(default_factory=list)
-    _last: Tensor | None = None
-    """[1, H] of the last row that was taken in."""
     _num_published: int = 0
     """Slots of pages that others may take over."""
     _is_whole: bool = True
@@ -46,7 +46,7 @@ class LayerContext:
     @property
     def is_current(self) -> bool:
         """Whether the states of all positions except the last id's, which no forward has read yet, are known."""
-        has_rows = self.num_pending > 0 or self._last is not None
+        has_rows = self.num_pending > 0 or self.last is not None
         return has_rows and self._next_position == len(self.ids) - 1
 
     @property
@@ -72,8 +72,8 @@ class LayerContext:
         """The part still to be taken in: its first slot, token ids and states [n, H]. Without news the last row
         again."""
         if not self.num_pending:
-            assert self._last is not None
-            return self.num_known - 1, [self.ids[-1]], self._last
+            assert self.last is not None
+            return self.num_known - 1, [self.ids[-1]], self.last
         first = self._start + self.num_known + 1
         hidden = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
         self._pending = [hidden]
@@ -82,7 +82,7 @@ class LayerContext:
     def taken_in(self) -> None:
         """The KV of all that `rows` gave is written."""
         if self.num_pending:
-            self._last = self._pending[-1][-1:]
+            self.last = self._pending[-1][-1:]
             self.num_known += self.num_pending
             self._pending, self.num_pending = [], 0
         num_full = self.num_known // self.table.page_size * self.table.page_size
@@ -94,7 +94,7 @@ class LayerContext:
         """Free the pages; the next states start a new context."""
         if self.page_ids:
             self.table.release(self.page_ids)
-        self.page_ids, self._pending, self._last = [], [], None
+        self.page_ids, self._pending, self.last = [], [], None
         self.num_known = self.num_pending = self._start = self._num_published = 0
         self._is_whole = True
 

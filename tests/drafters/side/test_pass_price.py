@@ -2,7 +2,7 @@
 
 import pytest
 
-from betoken.drafters.eagle3.pass_price import PassPrice
+from betoken.drafters.side.pass_price import PassPrice
 
 
 def test_a_draft_forward_costs_the_tokens_of_its_time():
