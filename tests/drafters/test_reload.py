@@ -22,6 +22,8 @@ from betoken.engine.sampling import SamplingParams
 from betoken.rpc.link.commands import CloseLink
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.draft_worker.harness import Bench, RecordingSink, request
+from tests.drafters.dflash.tiny import save_block
+from tests.drafters.dflash.tiny import tiny_shape as block_shape
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
 from tests.drafters.medusa.files import RandomHeads
 from tests.engine.tiny import save_tiny
@@ -78,6 +80,7 @@ def save_weights(folder: Path, seed: int) -> None:
     RandomHeads(64, 101, seed=seed).save(folder / "medusa", "v1")
     shape = tiny_shape(hidden_size=64, state_layers=(0, 1, 1))
     save_layer(folder / "eagle3", tiny_layer(shape, seed=seed, spread=0.4))
+    save_block(folder / "dflash", block_shape(), seed=seed)
 
 
 class Attached:
@@ -104,7 +107,7 @@ class Attached:
         return self.answer.drafted.draft_ids
 
 
-@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa", "eagle3", "dflash"])
 def test_reloaded_weights_of_an_attached_drafter_draft_as_those_of_a_new_one(name: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "target", "llama")
     save_weights(tmp_path, seed=1)

@@ -21,6 +21,7 @@ _FOLDERS = (
     "grammar",
     "medusa",
     "eagle3",
+    "dflash",
     "synthetic",
 )
 """Folders with a `SPEC`. A new drafter is a folder and one line here."""

@@ -14,12 +14,8 @@ from betoken.drafters.settings import SequenceSettings, setting
 class MedusaSettings(SequenceSettings):
     """How one sequence drafts with heads."""
 
-    tree: str = setting(
-        AUTO,
-        "Tree of `medusa`: auto = the likeliest nodes, mc_sim_7b_63, or a JSON list of paths of ranks.",
-        option="medusa_tree",
-        check=parse_paths,
-    )
+    tree: str = setting(AUTO, check=parse_paths)
+    """auto = the likeliest nodes, mc_sim_7b_63, or a JSON list of paths of ranks."""
     max_branches: int = setting(10, "Children per node of an auto tree of `medusa`; 1 = chains.", 1, 64)
     max_depth: int = setting(0, lowest=0, highest=32)
     """Ids on a path; 0 = the number of heads."""
