@@ -3,7 +3,7 @@
 Each request is answered after the time that the recorded costs give it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from betoken.bench.economy.machine import Machine
@@ -87,33 +87,40 @@ class Request:
 class DraftService:
     """A draft worker: takes what has arrived, lets its drafters step, answers."""
 
-    def __init__(self, machine: Machine, costs: Costs, drafter: str) -> None:
-        """`drafter`: the drafter of requests, `model`, `ngram` or `fused`."""
+    def __init__(self, machine: Machine, costs: Costs, drafters: Sequence[str]) -> None:
+        """`drafters`: the drafters of requests: `model`, `ngram` and `fused`."""
         self._machine, self._costs = machine, costs
         self.model, self._ngram = ModelStandIn(), NgramDrafter()
         names: dict[str, Drafter] = {"ngram": self._ngram}
         if costs.draft is not None:
             names = {"model": self.model, **names}
-        if drafter == "fused":
-            names["fused"] = FusedDrafter(names, lambda: machine.now_ns)
-        self._drafters, self._drafter = names, names[drafter]
+        if "fused" in drafters:
+            names["fused"] = FusedDrafter(dict(names), lambda: machine.now_ns)
+        self._drafters = names
+        self._hosts: dict[DraftSequence, Drafter] = {}
         self._inbox: list[Request] = []
         self._waiting: dict[DraftSequence, Request] = {}
         self._is_busy = False
 
-    def open(self, key: tuple[int, int], text: Text, num_output: int) -> DraftSequence:
-        """Take a sequence in, with so many tokens of its answer."""
+    @property
+    def names(self) -> list[str]:
+        """Names of the drafters."""
+        return list(self._drafters)
+
+    def open(self, drafter: str, key: tuple[int, int], text: Text, num_output: int) -> DraftSequence:
+        """Open a sequence at a drafter, with so many tokens of its answer."""
         self.model.texts[key] = text
         sequence = DraftSequence(
             key, GREEDY, text.prompt_ids, text.answer_ids[:num_output], len(text.prompt_ids) + len(text.answer_ids) + 64
         )
         sequence.takes_trees = True
-        self._drafter.open(sequence)
+        self._hosts[sequence] = self._drafters[drafter]
+        self._hosts[sequence].open(sequence)
         return sequence
 
     def close(self, sequence: DraftSequence) -> None:
         """Forget a sequence."""
-        self._drafter.close(sequence)
+        self._hosts.pop(sequence).close(sequence)
         self._waiting.pop(sequence, None)
 
     def request(self, request: Request) -> None:
@@ -132,9 +139,9 @@ class DraftService:
             if request.commits:
                 request.sequence.ids.extend(request.commits)
                 request.sequence.output_ids.extend(request.commits)
-                self._drafter.commit(request.sequence, request.commits)
+                self._hosts[request.sequence].commit(request.sequence, request.commits)
             request.sequence.terms, request.sequence.is_waiting = request.terms, True
-            self._drafter.request(request.sequence, request.num_tokens)
+            self._hosts[request.sequence].request(request.sequence, request.num_tokens)
             seconds += self._costs.ngram_s
         if not inbox and not any(drafter.has_work for drafter in self._drafters.values()):
             return

@@ -52,6 +52,8 @@ SCENARIOS = {
     "recovered-model": Scenario(1, 16, num_answers=400, num_before=1, texts="right", texts_before="wrong"),
     "coder-one": Scenario(1, costs="coder", num_answers=16),
     "coder-four": Scenario(4, costs="coder"),
+    "coder-eight": Scenario(8, 64, costs="coder", num_answers=16),
+    "coder-eight-again": Scenario(8, 64, costs="coder", num_answers=16, num_before=2),
     "coder-sixteen": Scenario(16, costs="coder"),
     "smollm2-one": Scenario(1, costs="smollm2", drafter="ngram"),
     "smollm2-four": Scenario(4, costs="smollm2", drafter="ngram"),

@@ -1,6 +1,7 @@
 """A router, a draft worker, a verify worker and clients without a clock, which decide by the project's own code.
 
-Real: gate, step timer, terms, pauses, price of a row, the choice between sources, n-grams and their calibration.
+Real: speculation policy, step timer, terms, pauses, price of a row, the choice between sources, n-grams and their
+calibration.
 Simulated: forwards, messages and the draft model, by recorded times and texts.
 """
 
@@ -13,7 +14,8 @@ from betoken.bench.economy.drafting import DraftService, Request
 from betoken.bench.economy.machine import Machine
 from betoken.bench.economy.recorded import Costs, Text
 from betoken.bench.economy.verifying import Load, VerifyService
-from betoken.common.economy.policy import SpeculationPolicy
+from betoken.common.economy.policy import SpeculationPolicy, load_level
+from betoken.common.economy.source_rates import Candidate, SourceRates
 from betoken.common.economy.terms import (
     MAX_DRAFT_TOKENS,
     USUAL_DRAFT_TOKENS,
@@ -25,6 +27,7 @@ from betoken.common.economy.terms import (
 )
 from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.router.round.request_sources import SETTLING_TOKENS
 from betoken.router.round.round_loop import NUM_GRANTED_STEPS
 from betoken.router.round.step_timer import StepTimer
 
@@ -67,7 +70,7 @@ class Simulation:
     """Services that stay up, so that a second workload begins with what the first taught."""
 
     def __init__(self, costs: Costs, drafter: str, seed: int | None = None) -> None:
-        """`drafter`: `none`, `model`, `ngram` or `fused`.
+        """`drafter`: `none`, `model`, `ngram`, `fused`, or `auto`, which selects one of the others.
 
         `seed`: of the machine's noise; None = every job takes its recorded time.
         """
@@ -75,12 +78,15 @@ class Simulation:
         self.costs = costs
         self.outcome = Outcome()
         self.num_running = 0
-        self.policy = SpeculationPolicy(lambda: self.num_running)
         self.asking = AskingTime()
         self.trials = PriceExploration()
         self.load = Load(0, 0.0, 0.0, 0.0)
         self.step_times = StepTimes([(cost.rows, cost.ns) for cost in costs.verify.step_costs()])
-        self.drafting = None if drafter == "none" else DraftService(self.machine, costs, drafter)
+        self.is_auto, self.drafter = drafter == "auto", "fused" if drafter == "auto" else drafter
+        self.drafting = None if drafter == "none" else DraftService(self.machine, costs, [self.drafter])
+        names = self.drafting.names[::-1] if self.drafting is not None and self.is_auto else [self.drafter]
+        self.policies = {name: SpeculationPolicy(lambda: self.num_running) for name in names}
+        self.rates: SourceRates[str] = SourceRates()
         self.verifying = VerifyService(self.machine, costs, self._take_results)
         self._num_opened = 0
         self._tasks: list[tuple[float, Callable[[], None]]] = []
@@ -134,22 +140,55 @@ class Simulation:
         self.machine.after(self.costs.hop_s, lambda: self.route(seconds, take))
 
 
+class _Drafts:
+    """The drafts of one request by one drafter, as the router's `Speculator` has them."""
+
+    def __init__(self, policy: SpeculationPolicy) -> None:
+        self.policy, self.timer, self.length = policy, StepTimer(policy), policy.open_sequence()
+        self.sequence: DraftSequence | None = None
+        self.has_drafted = False
+        self._commits: list[int] = []
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a draft may be requested now."""
+        return (self.policy.is_on or self.timer.is_tried) and not self.length.is_paused
+
+    def commit(self, ids: list[int]) -> None:
+        """Add committed tokens."""
+        if self.sequence is not None:
+            self._commits += ids
+
+    def take_commits(self) -> list[int]:
+        """Return the tokens committed since the last request."""
+        commits, self._commits = self._commits, []
+        return commits
+
+    def close(self, drafting: DraftService) -> None:
+        """Free the sequence; the next draft opens it again."""
+        if self.sequence is not None:
+            drafting.close(self.sequence)
+        self.sequence, self.has_drafted, self._commits = None, False, []
+
+
 class _Stream:
-    """One request, as the router's `Generation` goes on with it."""
+    """One request, as the router's `RoundLoop` goes on with it."""
 
     def __init__(self, simulation: Simulation, key: tuple[int, int], text: Text, done: Callable[[], None]) -> None:
         self._sim, self._key, self._text, self._done = simulation, key, text, done
         self._machine, self._hop_s = simulation.machine, simulation.costs.hop_s
-        self._timer = StepTimer(simulation.policy if simulation.drafting is not None else None)
-        self._length = simulation.policy.open_sequence()
+        self._rates = simulation.rates.open() if simulation.is_auto else None
+        self._every: dict[str, _Drafts] = {}
+        self._drafts: _Drafts | None = None
+        self._source = ""
+        self._settled_at = 0
+        if simulation.drafting is not None:
+            self._select(simulation.drafter)
         self._pause = EmptyDraftPause()
         self._num_output = self._granted = 0
-        self._commits: list[int] = []
         self._draft: Drafted | None = None
         self._began_s: float | None = None
-        self._drafting: DraftSequence | None = None
         self._verifying = simulation.verifying.open(text, self._decided)
-        self._has_drafted = False
         simulation.route(simulation.costs.request_s, self._advance)
 
     @property
@@ -158,15 +197,45 @@ class _Stream:
 
     @property
     def _may_draft(self) -> bool:
-        return self._sim.drafting is not None and self._sim.policy.is_on and not self._length.is_paused
+        return self._drafts is not None and self._drafts.may_draft
 
     def _times(self) -> ForwardTimes:
         load = self._sim.load
         token_s = row_seconds(load.row_price, load.tokens_per_s)
         return self._sim.step_times.at_load(max(1, load.running), token_s, load.step_time_ratio)
 
+    def _select(self, name: str) -> None:
+        if name not in self._every:
+            self._every[name] = _Drafts(self._sim.policies[name])
+        self._source, self._drafts = name, self._every[name]
+
+    def _choose(self) -> None:
+        """Change the source if another is faster or due for a trial, as `RequestSources` does."""
+        rates, drafting = self._rates, self._sim.drafting
+        if rates is None or drafting is None or not rates.is_due:
+            return
+        candidates = {name: Candidate(self._num_missing(name), self._is_on(name)) for name in self._sim.policies}
+        chosen = rates.choose(candidates, load_level(self._sim.num_running))
+        assert chosen is not None and self._drafts is not None
+        if chosen != self._source:
+            self._drafts.length.close()
+            self._select(chosen)
+            self._settled_at = self._num_output + SETTLING_TOKENS
+            for name, each in self._every.items():
+                if name not in (chosen, rates.base):
+                    each.close(drafting)
+        self._drafts.timer.is_tried = rates.base is not None
+
+    def _num_missing(self, name: str) -> int:
+        is_open = name in self._every and self._every[name].sequence is not None
+        return 0 if is_open else len(self._text.prompt_ids) + self._num_output
+
+    def _is_on(self, name: str) -> bool:
+        return not self._sim.policies[name].is_known_off
+
     def _advance(self) -> None:
         self._began_s = self._machine.now_s if self._num_output else None  # the prompt's prefill is in the first step
+        self._choose()
         if self._num_output >= self._granted and self._room > 1 and self._may_draft:
             self._ask()
             return
@@ -177,43 +246,41 @@ class _Stream:
                 self._grant(num_steps)
 
     def _ask(self) -> None:
-        sim, load = self._sim, self._sim.load
-        assert sim.drafting is not None
-        if self._drafting is None:
-            self._drafting = sim.drafting.open(self._key, self._text, self._num_output)
-            self._commits = []
-        self._timer.asks(is_first=not self._has_drafted)
+        sim, load, drafts = self._sim, self._sim.load, self._drafts
+        assert sim.drafting is not None and drafts is not None
+        drafting, is_first = sim.drafting, not drafts.has_drafted
+        if drafts.sequence is None:
+            key = (1 + list(sim.policies).index(self._source), self._key[1])
+            drafts.sequence = drafting.open(self._source, key, self._text, self._num_output)
+        drafts.timer.asks(is_first=is_first)
         limit = min(self._room - 1, MAX_DRAFT_TOKENS)
         terms = terms_at(load.tokens_per_s, load.running, load.row_price, limit, sim.asking.mean_s)
         if terms is not None:
             terms = sim.trials.terms(terms)
         num_tokens = min(limit, USUAL_DRAFT_TOKENS)
-        if (time := sim.policy.round_time(self._times())) is not None:
-            num_tokens = self._length.next(time, limit, can_pause=sim.policy.can_pause)
+        if (time := drafts.policy.round_time(self._times())) is not None:
+            num_tokens = drafts.length.next(time, limit, can_pause=drafts.policy.can_pause)
             if not num_tokens:
                 self._advance()
                 return
-        asked_s, commits = self._machine.now_s, self._commits
-        self._commits = []
+        asked_s, sequence = self._machine.now_s, drafts.sequence
         sim.outcome.num_rounds += 1
 
         def arrived(drafted: Drafted, drafting_s: float) -> None:
             def taken() -> None:
-                if self._has_drafted:
-                    sim.asking.record(self._machine.now_s - asked_s - drafting_s)
                 waited_s = self._machine.now_s - asked_s
-                self._timer.came(len(drafted.draft_ids), waited_s)
-                if self._has_drafted:
-                    sim.policy.add_draft(len(drafted.draft_ids), drafted.num_forwards, waited_s, drafting_s)
-                self._has_drafted = True
+                drafts.timer.came(len(drafted.draft_ids), waited_s)
+                if not is_first:
+                    sim.asking.record(waited_s - drafting_s)
+                    drafts.policy.add_draft(len(drafted.draft_ids), drafted.num_forwards, waited_s, drafting_s)
+                drafts.has_drafted = True
                 if terms is not None:
                     sim.trials.came(terms, len(drafted.draft_ids))
                 self._send(drafted)
 
             self._machine.after(self._hop_s, lambda: sim.route(sim.costs.router_frame_s, taken))
 
-        request = Request(self._drafting, commits, num_tokens, terms, arrived)
-        drafting = sim.drafting
+        request = Request(sequence, drafts.take_commits(), num_tokens, terms, arrived)
         self._machine.after(self._hop_s, lambda: drafting.request(request))
 
     def _send(self, drafted: Drafted) -> None:
@@ -233,28 +300,41 @@ class _Stream:
         self._machine.after(self._hop_s, lambda: verifying.grant(self._verifying, until))
 
     def _decided(self, ids: list[int], num_accepted: int) -> None:
-        outcome = self._sim.outcome
+        outcome, drafts, draft = self._sim.outcome, self._drafts, self._draft
+        is_settled = self._num_output >= self._settled_at
         self._num_output += len(ids)
         outcome.num_tokens += len(ids)
         outcome.num_accepted += num_accepted
-        if self._draft is not None and self._draft.sources:
-            outcome.sources[self._draft.sources[0]] += num_accepted
-        if self._draft is not None and self._draft.num_forwards:
-            self._length.add(len(self._draft.draft_ids), num_accepted)
-        self._length.add_tokens(len(ids))
         self._draft = None
-        self._commits += ids
-        if self._drafting is not None:
-            self._sim.trials.add_tokens(len(ids))
+        if draft is not None and draft.sources:
+            outcome.sources[draft.sources[0]] += num_accepted
+        if drafts is not None:
+            if draft is not None and draft.num_forwards:
+                drafts.length.add(len(draft.draft_ids), num_accepted)
+            drafts.length.add_tokens(len(ids))
+            if drafts.sequence is not None:
+                self._sim.trials.add_tokens(len(ids))
+        for each in self._every.values():
+            each.commit(ids)
         if self._room > 0:
-            self._timer.commit(
-                len(ids), self._began_s, self._machine.now_s, self._times(), can_draft=self._drafting is not None
-            )
+            if drafts is not None:
+                self._record(drafts, len(ids), self._began_s if is_settled else None)
             self._advance()
             return
-        self._length.close()
         self._sim.verifying.close(self._verifying)
-        if self._drafting is not None and self._sim.drafting is not None:
-            self._sim.drafting.close(self._drafting)
+        for each in self._every.values():
+            each.length.close()
+            if self._sim.drafting is not None:
+                each.close(self._sim.drafting)
         self._sim.num_running -= 1
         self._done()
+
+    def _record(self, drafts: _Drafts, num_tokens: int, began_s: float | None) -> None:
+        now_s, can_draft = self._machine.now_s, drafts.sequence is not None
+        is_drafted = drafts.timer.commit(num_tokens, began_s, now_s, self._times(), can_draft=can_draft)
+        if self._rates is None:
+            return
+        if began_s is not None and is_drafted is not None:
+            level = load_level(self._sim.num_running)
+            self._rates.add(self._source if is_drafted else None, level, num_tokens, now_s - began_s)
+        self._rates.add_tokens(num_tokens)

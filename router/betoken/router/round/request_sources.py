@@ -25,7 +25,7 @@ from betoken.v1.verify_pb2 import VerificationResult
 
 _CONSTRAINT_DRAFTER = "grammar"
 """Drafter that has nothing to propose without a constraint."""
-_SETTLING_TOKENS = 16
+SETTLING_TOKENS = 16
 """Tokens after a change that the source before may still have drafted."""
 
 
@@ -176,7 +176,7 @@ class RequestSources:
         if chosen != self._source:
             if (left := self._speculators.get(self._source.name)) is not None:
                 left.length.end()
-            self._source, self._settled_at = chosen, length + _SETTLING_TOKENS
+            self._source, self._settled_at = chosen, length + SETTLING_TOKENS
             for name, each in self._speculators.items():
                 if DraftSource(name, False) not in (chosen, rates.base):
                     each.close()
