@@ -114,3 +114,10 @@ def test_the_hit_rate_falls_when_rounds_are_no_longer_overlapped() -> None:
     for _ in range(200):
         gain.add_draft(1, 1, 0.036, 0.036, 0)
     assert gain.round_time(0.109, 0.016, 0).hit_rate < 0.01
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 8])
+def test_the_loss_of_a_trial_is_that_of_all_sequences(num_running: int) -> None:
+    """A round of one drafting sequence: 2.5 tokens, five draft tokens of 1 ms, 2 ms of waiting; a step takes 10 ms."""
+    loss = learnt(2.5, 6, 0.002).trial_loss(num_running, 0.01, 0.001, 0)
+    assert loss == pytest.approx((num_running * 0.7 - 1.5) / 2.5, abs=0.02)

@@ -24,10 +24,11 @@ def generate(
     level: int = 0,
     off: tuple[str, ...] = (),
     missing: Mapping[str, int] | None = None,
+    trial_loss: float = 0.0,
 ) -> Counter[str]:
     """Decode, and return the tokens by source; those in `off` do not pay, so that they draft in trials only."""
     names = [name for name in times if name is not None]
-    candidates = {name: Candidate((missing or {}).get(name, 0), name not in off) for name in names}
+    candidates = {name: Candidate((missing or {}).get(name, 0), name not in off, trial_loss) for name in names}
     tokens: Counter[str] = Counter()
     for _ in range(num_tokens // STEP_TOKENS):
         if sequence.is_due:
@@ -134,3 +135,12 @@ def test_a_pause_of_the_machine_does_not_count_against_a_source() -> None:
     rates.add("model", 0, 100, 10.0)
     rates.add("model", 0, 1, 3600.0)
     assert rates.token_s("model", 0) == pytest.approx(0.13, rel=0.05)
+
+
+def test_a_source_whose_trial_costs_other_sequences_much_is_tried_late() -> None:
+    rates: SourceRates[str] = SourceRates()
+    tokens = [generate(rates.open(), 96, SIXTEEN_STREAMS, level=4, trial_loss=2.0) for _ in range(60)]
+    assert sum(tokens[:60], Counter()).keys() == {"fused"}
+    for _ in range(80):
+        tokens.append(generate(rates.open(), 96, SIXTEEN_STREAMS, level=4, trial_loss=2.0))
+    assert sum(tokens, Counter()).keys() > {"fused"}

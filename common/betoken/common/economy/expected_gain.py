@@ -151,17 +151,28 @@ class ExpectedGain:
             token_s: time that a draft token adds to a forward, seconds.
             level: of the load.
         """
+        tokens, rows, waiting_s = self._round(num_running, decode_s, token_s, level)
+        return math.log(tokens * decode_s / (decode_s + num_running * rows * token_s + waiting_s))
+
+    def trial_loss(self, num_running: int, decode_s: float, token_s: float, level: int) -> float:
+        """Return the batch's loss in tokens per token of one sequence that drafts while the others decode; negative for
+        a gain. Draft tokens and the wait for a draft delay every sequence. Arguments as in `gain`."""
+        tokens, rows, waiting_s = self._round(1, decode_s, token_s, level)
+        return (num_running * (rows * token_s + waiting_s) / decode_s - (tokens - 1.0)) / tokens
+
+    def _round(self, num_drafting: int, decode_s: float, token_s: float, level: int) -> tuple[float, float, float]:
+        """Expected tokens, draft tokens and waiting seconds of a round in which so many sequences draft."""
         time = self.round_time(decode_s, token_s, level)
         tokens, rows, waiting_s = self._tokens.mean, self._rows.mean - 1.0, self._mean("step_s", level)
-        length, most = self.lengths.best(num_running, time)
+        length, most = self.lengths.best(num_drafting, time)
         share = self._by_length.mean if self._by_length.num else 0.5
-        num_draft_tokens = num_running * length
+        num_draft_tokens = num_drafting * length
         drafting_s = time.seconds(num_draft_tokens, length) - decode_s - num_draft_tokens * token_s
         waiting_s = length * time.draft_s if waiting_s is None else waiting_s
         tokens += share * (most - tokens)
         rows += share * (length - rows)
         waiting_s += share * (drafting_s - waiting_s)
-        return math.log(max(1.0, tokens) * decode_s / (decode_s + num_running * rows * token_s + waiting_s))
+        return max(1.0, tokens), rows, waiting_s
 
     def _mean(self, name: str, level: int) -> float | None:
         """The mean at the nearest level that has one; None without any."""

@@ -290,6 +290,15 @@ class SpeculationPolicy:
             return 0.0
         return self._expected_gain.gain(num_running, decode_s, token_s, self._size)
 
+    def trial_loss(self, times: ForwardTimes) -> float:
+        """Return the batch's expected loss in tokens per token of one sequence that drafts while the others decode; 0
+        while costs are unknown, and for a gain."""
+        num_running = max(1, self._num_running())
+        decode_s = self.level(self._size).decode_s(times, num_running)
+        if decode_s <= 0.0 or times.token_s <= 0.0:
+            return 0.0
+        return max(0.0, self._expected_gain.trial_loss(num_running, decode_s, times.token_s, self._size))
+
     @property
     def is_known_off(self) -> bool:
         """Whether sequences do not draft at the current load because drafts were found not to pay."""

@@ -45,6 +45,8 @@ class Candidate(NamedTuple):
     """Tokens that it has to compute before its first draft."""
     is_on: bool = True
     """Whether the speculation policy lets it draft; otherwise its sequences decode without speculation."""
+    trial_loss: float = 0.0
+    """The batch's loss in tokens per token of a sequence that drafts while the others decode."""
 
 
 @dataclass(slots=True)
@@ -207,7 +209,7 @@ class SequenceRates(Generic[SourceT]):
             is_new = self._rates.is_new(source)
             ratio = 1.0 if is_new else min(1.0, self._rate(source, level) / present)
             num_missing = max(0, candidate.num_missing - candidates[current].num_missing)
-            lost = _TRIAL_TOKENS * (1.0 - ratio) + _PREFILL_COST * num_missing
+            lost = _TRIAL_TOKENS * max(1.0 - ratio, candidate.trial_loss) + _PREFILL_COST * num_missing
             pause = min(_LONGEST_PAUSE, max(0.0 if is_new else _SHORTEST_PAUSE, lost / share))
             if source != current and self._rates.num_passed(source) >= pause:
                 self._change(source)

@@ -214,7 +214,11 @@ class _Stream:
         rates, drafting = self._rates, self._sim.drafting
         if rates is None or drafting is None or not rates.is_due:
             return
-        candidates = {name: Candidate(self._num_missing(name), self._is_on(name)) for name in self._sim.policies}
+        times = self._times()
+        candidates = {
+            name: Candidate(self._num_missing(name), not policy.is_known_off, policy.trial_loss(times))
+            for name, policy in self._sim.policies.items()
+        }
         chosen = rates.choose(candidates, load_level(self._sim.num_running))
         assert chosen is not None and self._drafts is not None
         if chosen != self._source:
@@ -229,9 +233,6 @@ class _Stream:
     def _num_missing(self, name: str) -> int:
         is_open = name in self._every and self._every[name].sequence is not None
         return 0 if is_open else len(self._text.prompt_ids) + self._num_output
-
-    def _is_on(self, name: str) -> bool:
-        return not self._sim.policies[name].is_known_off
 
     def _advance(self) -> None:
         self._began_s = self._machine.now_s if self._num_output else None  # the prompt's prefill is in the first step

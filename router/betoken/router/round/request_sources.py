@@ -197,7 +197,7 @@ class RequestSources:
         ]
         has_constraint = self._request.constraint is not None
         return {
-            source: Candidate(self._num_missing(source, length), self._is_on(source))
+            source: self._candidate(source, length)
             for source in sources
             if has_constraint or source.name != _CONSTRAINT_DRAFTER
         }
@@ -207,6 +207,9 @@ class RequestSources:
         is_held = source.is_attached or (speculator is not None and speculator.is_open)
         return 0 if is_held else length
 
-    def _is_on(self, source: DraftSource) -> bool:
-        request = self._request.with_drafter(source.name)
-        return not self._policies.is_known_off(request, is_attached=source.is_attached)
+    def _candidate(self, source: DraftSource, length: int) -> Candidate:
+        policy = self._policies.of(self._request.with_drafter(source.name), is_attached=source.is_attached)
+        num_missing = self._num_missing(source, length)
+        if policy is None:
+            return Candidate(num_missing)
+        return Candidate(num_missing, not policy.is_known_off, policy.trial_loss(self._worker.forward_times))

@@ -76,11 +76,6 @@ class SpeculationPolicies:
             self._policies[kind] = SpeculationPolicy(self._num_running)
         return self._policies[kind]
 
-    def is_known_off(self, request: GenerationRequest, *, is_attached: bool) -> bool:
-        """Whether drafts for a request were found not to pay at the present load."""
-        policy = self._policies.get(PolicyKind.of(request, is_attached=is_attached))
-        return policy is not None and policy.is_known_off
-
     def rates_of(self, request: GenerationRequest) -> SourceRates[DraftSource]:
         """Return the measured rates of all sources for requests like this one."""
         kind = request.sampling.temperature > 0.0, bool(request.predicted_ids)
