@@ -61,15 +61,15 @@ def test_up_compares_tokenizers_before_it_loads_models(tmp_path: Path, option: s
 @pytest.mark.parametrize(
     ("options", "attached", "hosted"),
     [
-        ([], "ngram", None),
-        (["--attached-drafters", ""], "", "ngram"),
-        (["--drafters", "ngram"], "", "ngram"),
-        (["--draft", "d"], "", "fused,model,ngram,staged"),
+        ([], "builtin,ngram", None),
+        (["--attached-drafters", ""], "none", "ngram"),
+        (["--drafters", "ngram"], "none", "ngram"),
+        (["--draft", "d"], "none", "fused,model,ngram,staged"),
         (["--draft", "d", "--attached-drafters", "ngram"], "ngram", "fused,model,ngram,staged"),
         (["--verify-options", "--attached-drafters=ngram"], "ngram", "ngram"),
     ],
 )
-def test_up_attaches_ngrams_if_no_other_drafter_is_named(
+def test_up_attaches_ngrams_and_built_in_drafters_if_no_other_drafter_is_named(
     fake_modules: Path, options: list[str], attached: str, hosted: str | None
 ) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), *options]

@@ -281,11 +281,13 @@ class LocalServices:
 
     def _verify_arguments(self, number: int) -> list[str]:
         config = self.config
+        from betoken.drafters.registry import NO_DRAFTERS  # of the services, which are installed by now
+
         options: dict[str, object] = {"model": config.target, "dtype": config.dtype, "compile": config.compile}
         is_attaching = config.num_attaching is None or number < config.num_attaching
         names = ",".join(config.attached_drafters if is_attaching else ())
         options |= {"threads": config.verify_threads} | self._weights(lambda spec: spec.can_attach)
-        own = [*_options(options), "--attached-drafters", names]
+        own = [*_options(options), "--attached-drafters", names or NO_DRAFTERS]
         return [*own, *self._caching(), *config.verify_options]
 
     def _draft_arguments(self) -> list[str]:

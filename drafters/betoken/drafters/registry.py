@@ -22,9 +22,16 @@ _FOLDERS = (
     "medusa",
     "eagle3",
     "dflash",
+    "mtp",
     "synthetic",
 )
 """Folders with a `SPEC`. A new drafter is a folder and one line here."""
+
+BUILT_IN = "builtin"
+"""Name, in the settings of a verify worker, of the drafters whose weights the target's checkpoint holds."""
+
+NO_DRAFTERS = "none"
+"""No drafters, in the settings of a verify worker."""
 
 _FOUND: list[DrafterSpec] = [import_module(f"{__package__}.{folder}").SPEC for folder in _FOLDERS]
 SPECS: dict[str, DrafterSpec] = {spec.name: spec for spec in _FOUND}
@@ -50,8 +57,10 @@ def usual_drafters(settings: Any) -> tuple[str, ...]:
 
 
 def usual_attached() -> tuple[str, ...]:
-    """Names of the usual drafters that a verify worker can attach, and that need no more than ids."""
-    return tuple(spec.name for spec in SPECS.values() if spec.is_usual and spec.can_attach and not spec.num_others)
+    """Names of the usual drafters that a verify worker can attach: built-in ones, and drafters that need only ids."""
+    return BUILT_IN, *(
+        spec.name for spec in SPECS.values() if spec.is_usual and spec.can_attach and not spec.num_others
+    )
 
 
 def predicting_drafters(names: Sequence[str]) -> list[str]:
@@ -91,6 +100,11 @@ def why_not_hosted(name: str) -> str:
     return f"must be among {', '.join(hosted)}, or a path package.module:Class"
 
 
+def attached_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Attached drafters of a verify worker's settings, without the word for none."""
+    return tuple(name for name in names if name != NO_DRAFTERS)
+
+
 def check_attached(names: Sequence[str], settings: Any = None) -> None:
     """`settings`: the verify worker's, if known.
 
@@ -100,8 +114,10 @@ def check_attached(names: Sequence[str], settings: Any = None) -> None:
     """
     known = [spec.name for spec in SPECS.values() if spec.can_attach]
     for name in names:
+        if name == BUILT_IN:
+            continue
         if name not in known:
-            raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join(known)}")
+            raise ValueError(f"--attached-drafters = {name!r}: must be among {', '.join((*known, BUILT_IN))}")
         if len(names) <= (least := SPECS[name].num_others):
             raise ValueError(
                 f"--attached-drafters: `{name}` chooses among the others, of which there must be {least} at least"

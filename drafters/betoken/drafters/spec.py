@@ -109,6 +109,9 @@ class DrafterSpec:
     """Whether it needs the packages of models: torch and transformers."""
     is_usual: bool = False
     """Whether it is hosted by default if its needs are met."""
+    is_built_in: Callable[[Any], bool] | None = None
+    """Whether the target's checkpoint, by a verify worker's settings, holds its weights; logs why they cannot be used.
+    None = it has no weights, or they are in other files."""
     can_attach: bool = False
     """Whether a verify worker can run it between its forwards: it needs the sequences' ids, and `features`, alone."""
     can_host: bool = True

@@ -16,6 +16,10 @@ MakeLinear = Callable[[Tensor, Tensor | None, bool], nn.Module]
 """weight [N, K], bias [N] or None, whether the result is the float32 sums -> the layer's replacement."""
 
 
+def _use_stock_experts(model: Any) -> None:
+    model.set_experts_implementation("batched_mm")
+
+
 class ModelParts:
     """A loaded model's parts; one for each forward, on the thread that owns it."""
 
@@ -24,11 +28,14 @@ class ModelParts:
         model: Any,
         make_linear: MakeLinear,
         rows_alone: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        use_experts: Callable[[Any], object] = _use_stock_experts,
     ) -> None:
         self._model = model
         self._make_linear = make_linear
         self.rows_alone = rows_alone
         """Opens a context in which eager elementwise functions and norms treat each row by itself, too."""
+        self.use_experts = use_experts
+        """Has a model of transformers, still on the CPU, run its experts as the target's."""
         self.pool: KvPool | None = None
         """Keys and values of the model, which drafters may read."""
 
@@ -55,6 +62,12 @@ class ModelParts:
         """Device of the parts."""
         device: torch.device = self._model.device
         return device
+
+    @property
+    def rotary(self) -> nn.Module | None:
+        """The module that makes angles of positions, with the frequencies of the served context; None without one."""
+        rotary: nn.Module | None = getattr(self._model.get_decoder(), "rotary_emb", None)
+        return rotary
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, keeps_sums: bool = False) -> nn.Module:
         """A layer y = x W^T + b of the model's own kind: weight [N, K], bias [N] -> a module [..., K] -> [..., N].

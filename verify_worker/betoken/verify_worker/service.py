@@ -8,8 +8,8 @@ from importlib.metadata import version
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError, InternalError
 from betoken.drafters.host.feed import FeatureFeed
-from betoken.drafters.host.making import DrafterMaker, source_infos
-from betoken.drafters.registry import SPECS, predicting_drafters
+from betoken.drafters.host.making import DrafterMaker, resolve_built_in, source_infos
+from betoken.drafters.registry import BUILT_IN, SPECS, check_attached, predicting_drafters
 from betoken.engine.bring_up.kept import KeptResult
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.step_costs import StepCost, kept_step_costs, measure_step_costs
@@ -18,6 +18,7 @@ from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
+from betoken.engine.weights.sources import open_source
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.early_end import at_end
@@ -105,6 +106,7 @@ def _load(
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = progress or LoadProgress(settings.ready_file)
     at_end(give_up)
+    settings = _with_built_in(settings, progress)
     config = engine_config(settings)
     if settings.tensor_parallel > 1:
         progress("starting ranks", 0.0)
@@ -152,6 +154,24 @@ def _load(
     feed = FeatureFeed.of_attached(settings, runner)
     attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)
+
+
+def _with_built_in(settings: VerifyWorkerSettings, progress: LoadProgress) -> VerifyWorkerSettings:
+    """The settings with built-in drafters by their own names.
+
+    Raises:
+        ModelRefusedError: the checkpoint cannot be found.
+        FailedPreconditionError: a drafter chooses among others that are not there.
+    """
+    if BUILT_IN in settings.attached_drafters:
+        progress("finding the checkpoint", 0.0)
+        open_source(settings.model, settings.revision, progress)  # downloads it
+    names = resolve_built_in(settings)
+    try:
+        check_attached(names)
+    except ValueError as error:
+        raise FailedPreconditionError(str(error)) from None
+    return settings.model_copy(update={"attached_drafters": names})
 
 
 def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: LoadProgress) -> ModelRunner:

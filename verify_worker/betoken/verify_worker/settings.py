@@ -1,10 +1,10 @@
 """Options of a verify worker, its attached drafters' included."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from betoken.drafters.registry import SPECS, check_attached
+from betoken.drafters.registry import BUILT_IN, SPECS, attached_names, check_attached
 from betoken.drafters.worker_options import with_drafter_options
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.worker_settings import WorkerSettings
@@ -16,8 +16,10 @@ _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 class VerifyWorkerSettings(WorkerSettings):
     """Options of `betoken verify-worker`."""
 
-    attached_drafters: CommaSeparated = Field(
-        (), description=f"Drafters that propose here, between two forwards, among {_ATTACHABLE}; default: none."
+    attached_drafters: Annotated[CommaSeparated, AfterValidator(attached_names)] = Field(
+        (BUILT_IN,),
+        description=f"Drafters that propose here, between two forwards, among {_ATTACHABLE}; {BUILT_IN} = those whose"
+        " weights the model's checkpoint holds (mtp), if any; none = no drafters.",
     )
 
     kv_memory_fraction: float = Field(
@@ -42,7 +44,8 @@ class VerifyWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_attached(self) -> Self:
         check_attached(self.attached_drafters, self)
-        if self.synthetic and (readers := [name for name in self.attached_drafters if SPECS[name].features]):
+        named = [SPECS[name] for name in self.attached_drafters if name != BUILT_IN]
+        if self.synthetic and (readers := [spec.name for spec in named if spec.features]):
             limit = "reads hidden states, which a synthetic target has none of (--synthetic)"
             raise ValueError(f"--attached-drafters = {readers[0]!r}: {limit}")
         return self

@@ -12,23 +12,32 @@ import math
 import time
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from betoken.common.tree import unless_chain
 from betoken.drafters.drafter import Drafted
-from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.sequence import EagleDraft
 from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.eagle3.tree import DynamicTree
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.side.choice import Children, Chooser
-from betoken.drafters.side.drafter import SideDrafter
+from betoken.drafters.side.drafter import SideDrafter, SideLayers
 from betoken.drafters.side.sequence import Part, SideSequence
 
 SOURCE = "eagle3"
-"""Source name of its tokens: its spec's name."""
+"""Usual source name of its tokens: its spec's name."""
+
+
+class EagleLayer(SideLayers, Protocol):
+    """A layer whose output stands for the next hidden state: a pass gives scores [L, Vd] float32, and that [L, H]."""
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[Vd] int64: the target's id of each of the draft's."""
+        ...
 
 
 class EagleDrafter(SideDrafter[EagleDraft]):
@@ -36,12 +45,13 @@ class EagleDrafter(SideDrafter[EagleDraft]):
 
     def __init__(
         self,
-        forward: LayerForward,
+        forward: EagleLayer,
         pages: SharedPages,
         state_columns: Sequence[int],
         vocab_size: int,
         max_rows: int,
         settings: EagleSettings | None = None,
+        source: str = SOURCE,
     ) -> None:
         """Args:
         pages: pages of the layer's cache.
@@ -49,7 +59,9 @@ class EagleDrafter(SideDrafter[EagleDraft]):
         vocab_size: ids of the target.
         max_rows: most rows of a pass.
         settings: defaults of sequences without their own.
+        source: name of its tokens' source.
         """
+        self._source = source
         super().__init__(forward, pages, state_columns, max_rows, settings or EagleSettings())
         self._chooser = Chooser(forward.target_ids, vocab_size)
 
@@ -157,7 +169,7 @@ class EagleDrafter(SideDrafter[EagleDraft]):
             seq,
             draft_ids,
             unless_chain(parents),
-            [SOURCE],
+            [self._source],
             draft_probs=draft.probs[: len(draft_ids)],
             num_forwards=draft.num_passes,
         )

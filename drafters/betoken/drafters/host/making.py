@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from betoken.common.tokenizer_json import tokenizer_text
 from betoken.drafters.drafter import Drafter
 from betoken.drafters.plugin import is_plugin_path, load_plugin
-from betoken.drafters.registry import SPECS
+from betoken.drafters.registry import BUILT_IN, SPECS
 from betoken.drafters.spec import DrafterSpec, Memory
 from betoken.rpc.worker_settings import USUAL_PREFILL_ROWS
 from betoken.v1.types_pb2 import SourceInfo
@@ -116,6 +116,16 @@ def source_infos(specs: Iterable[DrafterSpec], names: Sequence[str] = ()) -> lis
     return infos + [
         SourceInfo(name=name, explains=f"accepted from the plug-in {name}", colour="blue underline") for name in plugins
     ]
+
+
+def resolve_built_in(settings: Any) -> tuple[str, ...]:
+    """The attached drafters of a verify worker's settings, with built-in ones by their own names."""
+    names: list[str] = []
+    for name in settings.attached_drafters:
+        is_all = name == BUILT_IN and not settings.synthetic
+        names += [spec.name for spec in SPECS.values() if is_all and spec.is_built_in and spec.is_built_in(settings)]
+        names += [name] if name != BUILT_IN else []
+    return tuple(dict.fromkeys(names))
 
 
 def attached_memory(settings: Any) -> Memory:

@@ -137,7 +137,7 @@ class CpuForward:
         self._states = states
         self._state_cache = None if states is None else _state_cache(states)
         self._model = model
-        self.parts = ModelParts(model, PackedLinear, whole_rows)
+        self.parts = ModelParts(model, PackedLinear, whole_rows, lambda other: use_packed_experts(other, kernels))
         self.parts.pool = pool
         self._cache: CpuCache = kernels.create_cache(pool.keys, pool.values)
         use_packed_experts(model, kernels)

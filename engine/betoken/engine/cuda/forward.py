@@ -18,6 +18,7 @@ from betoken.engine.cuda.compiled import compile_call
 from betoken.engine.cuda.graphs import Recorder
 from betoken.engine.cuda.operators import BatchContext
 from betoken.engine.cuda.recorded import RecordedForwards
+from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
@@ -49,7 +50,7 @@ class CudaForward:
         self.name = name
         self.is_compiled = False
         self._model = model
-        self.parts = ModelParts(model, RowLinear, RowInvariance)
+        self.parts = ModelParts(model, RowLinear, RowInvariance, use_row_experts)
         self._device: torch.device = model.device
         self._context = BatchContext()
         self.step = StepContext()

@@ -7,6 +7,7 @@ target's own keys. It knows rows and pages, not sequences.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from betoken.engine.attention import AttentionContext, Scoring
 from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS, TensorCall
 from betoken.engine.cpu.compiled import compile_call
+from betoken.engine.cpu.experts import BareProducts
 from betoken.engine.cpu.forward import CpuContext
 from betoken.engine.cuda.buckets import bucket_sizes, length_bounds
 from betoken.engine.cuda.graphs import GraphRecorder, Recorder
@@ -76,6 +78,8 @@ class SideForward:
             if kernels := load_cpu_kernels(cache_dir):
                 self._cache = kernels.create_cache(self._pool.keys, self._pool.values)
         self._context: AttentionContext = CpuContext()
+        has_bare = self._cache is not None and any(weight.dim() == 2 for weight in layers.parameters())
+        self._bare_products = BareProducts(layers) if has_bare else None
         self._target_rows: PagedRows | None = None
         self._call: Callable[..., tuple[Tensor, ...]] = self._eager
         self._recorded: RecordedForwards | None = None
@@ -98,9 +102,11 @@ class SideForward:
         inputs = (*make_inputs(EXAMPLE_ROWS), *self._begin(example))
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:  # the tracer would count the self of a method
-            return self._run(*tensors)
+            return self._run_layers(*tensors)
 
         try:
+            if self._bare_products is not None:
+                self._eager(*inputs)  # packs what no linear layer owns, which a tracer could not
             self._call = compile_call(call, inputs, self._layers, cache_dir)
             self.is_compiled = True
         except Exception as error:  # tracer and compiler raise many types; an eager layer is always correct
@@ -185,6 +191,10 @@ class SideForward:
 
     def _eager(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         with self._parts.rows_alone():
+            return self._run_layers(*tensors)
+
+    def _run_layers(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with self._bare_products or nullcontext():
             return self._run(*tensors)
 
 

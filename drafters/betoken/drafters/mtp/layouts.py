@@ -1,0 +1,79 @@
+"""Names of MTP tensors in published checkpoints, and the names that transformers' `MtpModel` gives them.
+
+Knows names and configurations, not tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
+"""Ends of names of copies of the target's tensors, which are not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names of one kind of checkpoint."""
+
+    prefix: str
+    """Prefix of all MTP tensors; `{}` is the number of the target's layers."""
+    parts: Mapping[str, str]
+    """Beginnings of names after the prefix -> their beginnings below `MtpLayer`; others are the block's."""
+    block: str = ""
+    """Beginning of the block's names after the prefix."""
+
+    def own_name(self, name: str, num_layers: int) -> str | None:
+        """Name in `MtpModel` of a tensor of the checkpoint; empty for a copy; None if it is not an MTP tensor."""
+        plain, prefix = _LANGUAGE_MODEL.sub("model.", name), self.prefix.format(num_layers)
+        if not plain.startswith(prefix):
+            return None
+        rest = plain.removeprefix(prefix)
+        if rest.endswith(_COPIES):
+            return ""
+        for stored, own in self.parts.items():
+            if rest.startswith(stored):
+                return f"layers.0.{own}{rest.removeprefix(stored)}"
+        if not rest.startswith(self.block):
+            return f"layers.0.{rest}"
+        return f"layers.0.mtp_block.{rest.removeprefix(self.block)}"
+
+    def stored_name(self, own_name: str, num_layers: int) -> str:
+        """Name in the checkpoint of a tensor of `MtpModel`."""
+        prefix, rest = self.prefix.format(num_layers), own_name.removeprefix("layers.0.")
+        for stored, own in self.parts.items():
+            if rest.startswith(own):
+                return f"{prefix}{stored}{rest.removeprefix(own)}"
+        return f"{prefix}{self.block}{rest.removeprefix('mtp_block.')}"
+
+
+QWEN = Layout(
+    "mtp.",
+    {"fc.": "eh_proj.", "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "norm.": "post_norm."},
+    "layers.0.",
+)
+DEEPSEEK = Layout(
+    "model.layers.{}.",
+    {"eh_proj.": "eh_proj.", "enorm.": "enorm.", "hnorm.": "hnorm.", "shared_head.norm.": "post_norm."},
+)
+
+LAYOUTS: Mapping[str, Layout] = {
+    "qwen3_next": QWEN,
+    "qwen3_5_text": QWEN,
+    "qwen3_5_moe_text": QWEN,
+    "deepseek_v3": DEEPSEEK,
+    "glm4_moe": DEEPSEEK,
+}
+"""Layouts by the model type of the language model."""
+_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+
+
+def count_of(config: Any) -> tuple[str, int]:
+    """Field of a configuration with the number of MTP layers, and the number; 1 if there is no such field."""
+    for name in _COUNTS:
+        if getattr(config, name, None) is not None:
+            return name, getattr(config, name)
+    return _COUNTS[0], 1

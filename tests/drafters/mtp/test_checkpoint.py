@@ -1,0 +1,78 @@
+"""Checkpoints whose MTP tensors are missing, misshapen or of another kind are refused by the tensor's name."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from betoken.common.errors import FailedPreconditionError
+from betoken.drafters.host.making import resolve_built_in
+from betoken.drafters.mtp.hosting import make_drafter, memory_of
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.config import EngineConfig
+from betoken.verify_worker.settings import VerifyWorkerSettings
+from tests.drafters.mtp.tiny import save_target
+from tests.engine.tiny import save_tiny
+
+FAULTS = [
+    ("qwen3_5", {"without": ["mtp.fc.weight"]}, r"mtp\.fc\.weight and 0 more MTP tensors are missing"),
+    ("qwen3_5", {"more": {"mtp.norm.weight": torch.zeros(31)}}, r"mtp\.norm\.weight: \[31\]: must be \[32\]"),
+    ("qwen3_5", {"more": {"mtp.fc.weight_scale": torch.ones(1)}}, r"mtp\.fc\.weight_scale and 0 more are tensors that"),
+    (
+        "qwen3_5",
+        {"more": {"mtp.fc.weight": torch.zeros(32, 64, dtype=torch.float8_e4m3fn)}},
+        r"mtp\.fc\.weight: F8_E4M3: must be one of F32, F16, BF16",
+    ),
+    ("deepseek_v3", {"without": ["model.layers.2.hnorm.weight"]}, r"model\.layers\.2\.hnorm\.weight and 0 more"),
+    (
+        "deepseek_v3",
+        {"without": ["model.layers.2.mlp.experts.3.up_proj.weight"]},
+        r"model\.layers\.2\.mlp\.experts\.gate_up_proj",
+    ),
+    ("glm4_moe", {"without": ["model.layers.2.shared_head.norm.weight"]}, r"layers\.2\.shared_head\.norm\.weight"),
+]
+
+
+def settings_of(path, names="mtp"):
+    return VerifyWorkerSettings(model=str(path), dtype="float32", attached_drafters=names, num_pages=64)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    path = save_tiny(tmp_path_factory.mktemp("target"), "llama")
+    return load_runner(EngineConfig(model=path, dtype="float32", num_pages=64, compile="off", self_check=False))
+
+
+@pytest.mark.parametrize(("name", "fault", "text"), FAULTS)
+def test_a_faulty_mtp_tensor_stops_the_start_by_its_name(tmp_path, target, caplog, name, fault, text):
+    settings = settings_of(save_target(tmp_path, name, **fault))
+    with pytest.raises(FailedPreconditionError, match=rf"^--attached-drafters = mtp: .*{text}[^\n]*$"):
+        make_drafter(SimpleNamespace(settings=settings, target=target))
+    with caplog.at_level(logging.WARNING):
+        assert resolve_built_in(settings_of(tmp_path, "builtin,ngram")) == ("ngram",)
+    assert "the drafter mtp is not attached" in caplog.text
+
+
+def test_a_checkpoint_without_mtp_layers_is_refused_by_the_drafters_name(tmp_path):
+    settings = settings_of(save_tiny(tmp_path, "llama"))
+    with pytest.raises(FailedPreconditionError, match="mtp: .* holds no MTP layers of a supported model type"):
+        memory_of(settings)
+    assert resolve_built_in(settings_of(settings.model, "builtin")) == ()
+
+
+def test_a_number_of_mtp_layers_that_is_not_supported_is_named(tmp_path):
+    path = save_target(tmp_path, "deepseek_v3")
+    config = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FailedPreconditionError, match="num_nextn_predict_layers: 2: must be 1"):
+        memory_of(settings_of(path))
+
+
+def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):
+    path = save_target(tmp_path, "qwen3_5")
+    assert resolve_built_in(settings_of(path, "ngram,builtin")) == ("ngram", "mtp")
+    assert resolve_built_in(settings_of(path, "mtp,builtin")) == ("mtp",)
+    assert settings_of(path, "none").attached_drafters == ()
+    assert memory_of(settings_of(path)).page_bytes == 16 * 2 * 2 * 8 * 4

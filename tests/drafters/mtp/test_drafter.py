@@ -1,0 +1,115 @@
+"""The drafter over pages, batches and verdicts drafts what transformers' own generator drafts from the same states."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.cache_utils import MtpCache
+from transformers.generation.candidate_generator import MTPCandidateGenerator
+from transformers.modeling_layers import MtpModel
+
+from betoken.drafters.drafter import DraftSequence
+from betoken.drafters.features import FeatureSpan
+from betoken.drafters.mtp.hosting import make_drafter
+from betoken.engine.bring_up.load import load_runner
+from betoken.engine.config import EngineConfig
+from betoken.engine.sampling import SamplingParams
+from betoken.verify_worker.settings import VerifyWorkerSettings
+from tests.drafters.mtp.tiny import CONFIGS, save_target
+
+PROMPT = [5, 17, 42, 5, 17, 88, 3, 42, 5]
+DEPTH = 4
+
+
+class Reference:
+    """The target and its MTP layer by transformers alone, in float32."""
+
+    def __init__(self, path):
+        self.target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        config = self.target.config
+        config.num_mtp_layers = 1
+        if getattr(config, "layer_types", None):
+            config.mtp_layer_types = ["full_attention"]
+        self.target._keys_to_ignore_on_load_unexpected = [r"^mtp\.", r"model\.layers\.2\."]
+        self.layer = MtpModel.from_pretrained(self.target)
+
+    @torch.inference_mode()
+    def states(self, ids):
+        """[n, H] after the final norm."""
+        return self.target(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states[-1][0]
+
+    @torch.inference_mode()
+    def drafts(self, ids, depth):
+        """By the definition: the layer's output is the state of the next position; everything is computed anew."""
+        hidden, ids = self.states(ids[:-1])[None], list(ids)
+        for _ in range(depth):
+            rows = torch.tensor([ids[1:]])
+            positions, cache = torch.arange(1, len(ids))[None], MtpCache(config=self.target.config.get_mtp_config())
+            output = self.layer.forward_layer(0, hidden, positions, cache, input_ids=rows)[:, -1:]
+            ids.append(int(self.target.lm_head(output).argmax()))
+            hidden = torch.cat([hidden, output], dim=1)
+        return ids[-depth:]
+
+    def generator(self):
+        return MTPCandidateGenerator(self.target, GenerationConfig(do_sample=False), {})
+
+    def candidates(self, generator, ids, num_new):
+        """What the generator drafts after the target has read `num_new` tokens more, ids[-1] not among them."""
+        outputs = SimpleNamespace(hidden_states=[self.states(ids[:-1])[None, -num_new:]])
+        positions = {"position_ids": torch.arange(len(ids))[None]}
+        found, _ = generator.get_candidates(
+            torch.tensor([ids]), positions, outputs, is_first_iteration=False, n_last_matches=num_new - 1
+        )
+        return found[0, len(ids) :].tolist()
+
+
+class Rig:
+    """Our drafter for the same checkpoint, which is sent the states of transformers' target."""
+
+    def __init__(self, path, reference, **settings):
+        self.reference = reference
+        options = {"model": str(path), "dtype": "float32", "compile": "off", "num_pages": 64}
+        config = EngineConfig(**options, feature_layers=lambda num_layers: (num_layers,), self_check=False)
+        host = SimpleNamespace(settings=VerifyWorkerSettings(**options), target=load_runner(config))
+        self.drafter = make_drafter(host)
+        self.settings = {name: str(value) for name, value in settings.items()}
+
+    def open(self, prompt):
+        seq = DraftSequence((0, 1), SamplingParams(temperature=0.0), prompt, [], 600, settings=self.settings)
+        self.drafter.open(seq)
+        self._send(seq, 0)
+        return seq
+
+    def commit(self, seq, ids):
+        first = len(seq.ids) - 1
+        seq.ids.extend(ids)
+        seq.output_ids.extend(ids)
+        self.drafter.commit(seq, ids)
+        self._send(seq, first)
+
+    def draft(self, seq, num_tokens):
+        self.drafter.request(seq, num_tokens)
+        (drafted,) = self.drafter.step()
+        self.drafter.check_integrity()
+        return drafted.draft_ids
+
+    def _send(self, seq, first):
+        states = self.reference.states(seq.ids[:-1])[first:]
+        self.drafter.observe([FeatureSpan(seq, first, 0, len(states))], states[:, None])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_mtp_drafts_are_those_of_transformers_generator_step_by_step(tmp_path, name):
+    path = save_target(tmp_path, name)
+    reference = Reference(path)
+    rig, generator = Rig(path, reference), reference.generator()
+    text = reference.target.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+    text = text[0].tolist()
+    seq, num_new = rig.open(text[: len(PROMPT) + 1]), len(PROMPT)
+    for accepted in (1, 4, 2, 1, 5, 3):
+        drafted = rig.draft(seq, DEPTH)
+        assert drafted[:1] == reference.candidates(generator, seq.ids, num_new)
+        assert drafted == reference.drafts(seq.ids, DEPTH)
+        num_new = accepted
+        rig.commit(seq, text[len(seq.ids) : len(seq.ids) + accepted])

@@ -1,0 +1,107 @@
+"""Tiny random targets whose checkpoints hold an MTP layer, in the published layouts."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3_5TextConfig
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 640,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "initializer_range": 0.3,
+}
+EXPERTS = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+CONFIGS = {
+    "qwen3_5": lambda: Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        mtp_num_hidden_layers=1,
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 4},
+        **EXPERTS,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
+    "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **EXPERTS, head_dim=8),
+}
+QWEN = {"fc": "mtp.fc", "e": "mtp.pre_fc_norm_embedding", "h": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm"}
+DEEPSEEK = {"fc": "eh_proj", "e": "enorm", "h": "hnorm", "norm": "shared_head.norm"}
+
+
+def save_target(folder: Path, name: str, **changes: object) -> Path:
+    """Write the target of that name with its MTP layer; see `add_layer`."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(folder)
+    add_layer(folder, **changes)
+    return folder
+
+
+def add_layer(
+    folder: Path, without: Iterable[str] = (), more: Mapping[str, Tensor] | None = None, spread: float = 0.3
+) -> None:
+    """Add an MTP layer to the checkpoint: a random decoder layer of the kind of the target's last.
+
+    Args:
+        without: names of tensors that are left out.
+        more: further tensors, or other ones.
+    """
+    config, path = AutoConfig.from_pretrained(folder), folder / "model.safetensors"
+    stored, count, size = load_file(path), config.num_hidden_layers, config.hidden_size
+    is_qwen = config.model_type.startswith("qwen")
+    place = "mtp.layers.0." if is_qwen else f"model.layers.{count}."
+    names = QWEN if is_qwen else {key: place + name for key, name in DEEPSEEK.items()}
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * spread
+
+    last = f"model.layers.{count - 1}."
+    added = {place + name.removeprefix(last): draw(*old.shape) for name, old in stored.items() if name.startswith(last)}
+    for name in [name for name in added if ".experts." in name and "weight" not in name]:
+        added |= _by_expert(name, added.pop(name))
+    added |= {f"{names['fc']}.weight": draw(size, 2 * size)}
+    added |= {f"{names[key]}.weight": draw(size) + (not is_qwen) for key in ("e", "h", "norm")}
+    if not is_qwen:
+        added[f"{place}embed_tokens.weight"] = draw(config.vocab_size, size)
+        added[f"{place}shared_head.head.weight"] = draw(config.vocab_size, size)
+    added |= more or {}
+    save_file(stored | {name: t for name, t in added.items() if name not in set(without)}, path, {"format": "pt"})
+
+
+def _by_expert(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """The weights of all experts as published checkpoints have them; transformers stacks them."""
+    path, _, kind = name.rpartition(".")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+    return {
+        f"{path}.{expert}.{part}.weight": piece.clone()
+        for expert, own in enumerate(weight)
+        for part, piece in zip(parts, own.chunk(len(parts)), strict=True)
+    }
