@@ -16,8 +16,8 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks import joining
 from betoken.engine.ranks.commands import Command, pack
+from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
-from betoken.engine.weights.loading import load_model
 
 TIMEOUT_S = 120.0
 
@@ -47,13 +47,12 @@ def shared_runner(config: EngineConfig, size: int) -> Iterator[ModelRunner]:
 
     def follow_rank(group: RankGroup, loaded: tuple) -> None:
         try:
-            group.wait_for_turn()
             follow_model(replace(config, ranks=group), *loaded)
         except BaseException as error:
             faults.append(error)
 
     with joined(size) as groups:
-        models = [load_model(replace(config, ranks=group), lambda stage, fraction: None) for group in groups]
+        models = [load_part(replace(config, ranks=group), lambda stage, fraction: None) for group in groups]
         threads = [
             threading.Thread(target=follow_rank, args=pair, daemon=True)
             for pair in zip(groups[1:], models[1:], strict=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributed
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.load import load_runner, runner_of, weight_bytes
@@ -20,11 +21,12 @@ from betoken.engine.ranks import commands
 from betoken.engine.ranks.columns import columns_of
 from betoken.engine.ranks.joining import join
 from betoken.engine.ranks.layers import gather_columns
+from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.state_table import OwnState, PageList
 from betoken.engine.tree import KeptPath
-from betoken.engine.weights.loading import load_model
+from betoken.engine.weights.layers import grouped_bytes
 from tests.engine import quantized_files as files
 from tests.engine.gguf_files import tiny_model, write_gguf
 from tests.engine.rank_threads import joined, shared_runner
@@ -36,6 +38,18 @@ QUANTIZED: dict[str, Any] = {
     "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
     "gptq, ordered": (files.gptq_config(4, 32, desc_act=True), files.store_gptq(4, 32, less=1, is_ordered=True)),
     "fp8": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
+}
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 4096}
+WIDE |= {
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "n_head": 4,
+    "n_embd": 256,
+    "n_layer": 2,
 }
 
 
@@ -100,6 +114,38 @@ def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_ranks(activation
     assert shared.weight_bytes == weight_bytes(shared.parts._model)
 
 
+def num_bytes_read() -> int:
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def check_bytes_read(config: EngineConfig, share: float) -> None:
+    """A rank of two reads at most this share of what one process reads, and holds no more than that."""
+    with joined(2) as groups:
+        counts, sizes = [], []
+        for ranks in (None, *groups):
+            start = num_bytes_read()
+            model, info = load_part(replace(config, ranks=ranks), lambda stage, fraction: None)
+            counts.append(num_bytes_read() - start)
+            sizes.append((weight_bytes(model) + grouped_bytes(model), info.num_parameters))
+    assert max(counts[1:]) < share * counts[0] and max(size for size, _ in sizes[1:]) < share * sizes[0][0]
+    assert len({num_parameters for _, num_parameters in sizes}) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_a_rank_reads_its_columns_of_a_checkpoint_alone(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **WIDE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    check_bytes_read(config_of(str(tmp_path), "bfloat16"), 0.6)
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "BF16"])
+def test_a_rank_reads_its_rows_of_a_gguf_file_alone(type_name: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "wide.gguf", type_name, tiny_model(is_tied=True))
+    check_bytes_read(config_of(path, "bfloat16"), 0.62)
+
+
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_bits_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, compile_call = threading.Lock(), forward.compile_call
@@ -119,7 +165,8 @@ def test_gathers_are_recorded_in_the_graphs_of_a_gpu(tmp_path: Path) -> None:
     config = config_of(save_tiny(tmp_path, "llama"), "bfloat16", device="cuda:0", compile="auto")
     group = join(0, 1, distributed.HashStore(), torch.device("cuda:0"))
     alone = load_runner(config)
-    shared = runner_of(replace(config, ranks=group), *load_model(config, lambda stage, fraction: None))
+    ranked = replace(config, ranks=group)
+    shared = runner_of(ranked, *load_part(ranked, lambda stage, fraction: None))
     assert shared.is_compiled == alone.is_compiled
     for ours, theirs in zip(bits_of(shared), bits_of(alone), strict=True):
         assert torch.equal(ours, theirs)

@@ -95,16 +95,6 @@ class RankGroup:
         """Return the least of all ranks' values."""
         return min(self._values(value))
 
-    def wait_for_turn(self) -> None:
-        """Wait until all ranks before this one have ended their turns."""
-        for _ in range(self.rank):
-            self.least(0)
-
-    def end_turn(self) -> None:
-        """Let the next rank begin, and wait until all after this one have ended their turns, too."""
-        for _ in range(self.size - 1 - self.rank):
-            self.least(0)
-
     def check_equal(self, name: str, texts: Sequence[str]) -> None:
         """Compare texts of a rank with rank 0's.
 

@@ -21,6 +21,8 @@ from betoken.engine.families.refusals import check_windows
 from betoken.engine.families.replacement import replace_mixers
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
+from betoken.engine.ranks.layers import whole_layers
+from betoken.engine.ranks.split import Split
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.weights.activations import exact_rows, rounds_rows
 from betoken.engine.weights.checkpoint import Progress
@@ -42,7 +44,7 @@ class Examined:
     model: Any
     info: ModelInfo
     shapes: dict[int, LayerShape]
-    """Shapes of keys and values by layer."""
+    """Shapes of keys and values by layer, which the rank stores."""
     states: dict[int, StateShape]
     """States of layers in addition to the pages."""
     sequences: list[list[int]]
@@ -62,7 +64,7 @@ class Examined:
 
 
 def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress) -> Examined:
-    """Run the unchanged model unless its check passed before, then the model with our mixers.
+    """Run the unchanged model unless its check passed before, then the model with our mixers; all ranks together.
 
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
@@ -73,16 +75,23 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
     check = PassedCheck.of(config, info, feature_layers)
     expected: list[Tensor] = []
     with refusing(model):
-        if config.self_check and not check.is_known:
+        if _any_rank(config, config.self_check and not check.is_known):
             progress("running the model's own forward", _OWN_FORWARD)
-            with exact_rows(model):
+            with exact_rows(model), whole_layers(model):
                 expected = eager_logits(model, sequences)
         replace_mixers(model)
+        if config.ranks is not None:
+            Split(config.ranks).apply_to_rest(model)
     shapes, states = _probe(model, info.max_context, feature_layers)
     rounds = rounds_rows(model)
     return Examined(
         model, info, shapes, states, sequences, expected, is_mixture, check, rounds, feature_layers=feature_layers
     )
+
+
+def _any_rank(config: EngineConfig, value: bool) -> bool:
+    """Whether this holds on a rank."""
+    return value if config.ranks is None else not config.ranks.least(not value)
 
 
 def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:

@@ -12,9 +12,8 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.ranks.following import Follower
 from betoken.engine.ranks.leading import agree
-from betoken.engine.ranks.split import split_layers
+from betoken.engine.ranks.loading import load_part
 from betoken.engine.weights.activations import select_activations
-from betoken.engine.weights.loading import load_model
 from betoken.kernels.code_folder import user_cache_dir
 
 
@@ -28,19 +27,16 @@ def follow(config: EngineConfig) -> NoReturn:
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     assert config.ranks is not None, "a rank follows the ranks of its config"
     while True:
-        config.ranks.wait_for_turn()  # one whole model at a time takes this machine's memory
-        follow_model(config, *load_model(config, _unheard))
+        follow_model(config, *load_part(config, _unheard))
         gc.collect()
 
 
 def follow_model(config: EngineConfig, model: Any, info: ModelInfo) -> None:
-    """End the turn with a loaded model, and follow rank 0 until it loads the model anew; errors as of `follow`."""
+    """Follow rank 0 with a loaded part of the model until it loads the model anew; errors as of `follow`."""
     assert config.ranks is not None, "a rank follows the ranks of its config"
     select_activations(config, model)
     examined = examine(replace(config, self_check=False), model, info, _unheard)
     with refusing(model):
-        examined = replace(examined, shapes=split_layers(model, examined.shapes, config.ranks))
-        config.ranks.end_turn()
         forward, _ = prepare(config, examined, _unheard)
     agree(config.ranks, info, forward)
     Follower(model, forward, config.ranks, config.cache_dir or user_cache_dir()).run()

@@ -29,11 +29,10 @@ from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.ranks.commands import Command, pack
 from betoken.engine.ranks.leading import LeadingForward, agree, exact_rows_of_all
-from betoken.engine.ranks.split import split_layers
+from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.activations import select_activations
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.loading import load_model
 from betoken.kernels import dispatch, native
 from betoken.kernels.code_folder import user_cache_dir
 
@@ -52,13 +51,13 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
     report = progress or _unheard
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
-        return runner_of(config, *load_model(config, report), report)
+        return runner_of(config, *load_part(config, report), report)
     except OtherLogitsError as error:
         _LOG.warning("the check at load is repeated: %s", str(error))  # the text only: see `runner_of`
     if config.ranks is not None:
         config.ranks.send(pack(Command.RELOAD))
     gc.collect()
-    return runner_of(config, *load_model(config, report), report)
+    return runner_of(config, *load_part(config, report), report)
 
 
 def runner_of(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress | None = None) -> ModelRunner:
@@ -89,10 +88,6 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         report("preparing the kernels", 0.2)
         if model.device.type == "cpu":
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
-        if config.ranks is not None:
-            examined = replace(examined, shapes=split_layers(model, examined.shapes, config.ranks))
-            report("waiting for the other ranks", 0.2)
-            config.ranks.end_turn()
         forward, num_pages = prepare(config, examined, report)
         if config.ranks is not None:
             agree(config.ranks, examined.info, forward)

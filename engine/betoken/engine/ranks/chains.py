@@ -4,12 +4,13 @@ Their results are then gathered once, behind the code in between. That code has 
 itself, which is known from the names it uses: other code, such as statistics over all columns, uses others.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from betoken.engine.kv_pool import LayerShape
+from betoken.engine.families import family_of
+from betoken.engine.families.family import Family
+from betoken.engine.mixers.attention import state_window
 from betoken.engine.mixers.rebinding import own_forward
 
 _QKV, _GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -31,18 +32,20 @@ class Chain(NamedTuple):
     firsts: tuple[str, ...]
     """Paths; of attention query, key and value."""
     last: str
-    layer: int | None
-    """Number of the attention layer; None for an MLP."""
+    key_size: int | None
+    """Width of a key head; None for an MLP."""
 
 
-def find_chains(model: nn.Module, shapes: Mapping[int, LayerShape]) -> list[Chain]:
-    """Return the chains of a model whose layers have keys and values of these shapes."""
-    found = []
+def find_chains(model: Any) -> list[Chain]:
+    """Return the chains of a model whose mixers have not been replaced; its weights may be on the meta device."""
+    found, family = [], family_of(model.config.model_type)
     for path, module in model.named_modules():
+        if not _has_own_code(module, family):
+            continue
         if _is_mlp(module):
             found.append(Chain(_paths(path, _GATED), f"{path}.down_proj", None))
-        elif _is_attention(module, shapes):
-            found.append(Chain(_paths(path, _QKV), f"{path}.o_proj", int(module.layer_idx)))
+        elif _is_attention(module):
+            found.append(Chain(_paths(path, _QKV), f"{path}.o_proj", module.head_dim))
     return found
 
 
@@ -54,14 +57,11 @@ def _is_mlp(module: nn.Module) -> bool:
     return _has(module, (*_GATED, "down_proj")) and _uses_only(module, _MLP_NAMES)
 
 
-def _is_attention(module: Any, shapes: Mapping[int, LayerShape]) -> bool:
-    if not _has(module, (*_QKV, "o_proj")) or not _uses_only(module, _HEAD_NAMES):
+def _is_attention(module: Any) -> bool:
+    if not _has(module, (*_QKV, "o_proj")) or not _uses_only(module, _HEAD_NAMES) or not hasattr(module, "head_dim"):
         return False
-    shape = shapes.get(getattr(module, "layer_idx", -1))
     norms = [norm for name in ("q_norm", "k_norm") if (norm := getattr(module, name, None)) is not None]
-    return shape is not None and all(
-        weight.shape == (shape.key_size,) for norm in norms for weight in norm.parameters(recurse=False)
-    )
+    return all(weight.shape == (module.head_dim,) for norm in norms for weight in norm.parameters(recurse=False))
 
 
 def _has(module: nn.Module, names: tuple[str, ...]) -> bool:
@@ -69,10 +69,15 @@ def _has(module: nn.Module, names: tuple[str, ...]) -> bool:
     return all(name in children for name in names)
 
 
+def _has_own_code(module: nn.Module, family: Family) -> bool:
+    """Whether a class of transformers runs its own code, which the family's record does not replace."""
+    name = type(module).__name__
+    is_bound = family.bindings.get(name, state_window) is not state_window
+    return type(module).__module__.startswith("transformers.") and name not in family.mixers and not is_bound
+
+
 def _uses_only(module: nn.Module, names: frozenset[str]) -> bool:
-    """Whether the code of a class of transformers uses no other names, unchanged by a family's record."""
-    if "forward" in vars(module) or not type(module).__module__.startswith("transformers."):
-        return False
+    """Whether a module's code uses no other names."""
     code = own_forward(module).__code__
     texts = [each for each in code.co_consts if isinstance(each, str)]
     return set(code.co_names) <= names and not any("head" in text for text in texts)

@@ -20,6 +20,11 @@ class Columns(NamedTuple):
     """Columns of every rank but the last ones, which may have fewer."""
 
     @property
+    def size(self) -> int:
+        """Columns of the rank."""
+        return self.stop - self.start
+
+    @property
     def range(self) -> slice:
         """The columns as an index."""
         return slice(self.start, self.stop)

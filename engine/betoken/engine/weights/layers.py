@@ -86,6 +86,14 @@ class ExpertWeights(_GroupedLayer):
         """N, of one expert."""
         return self.grouped.shape[0] // self.num_experts
 
+    def of_outputs(self, outputs: slice) -> "ExpertWeights":
+        """The weights of these outputs of each expert, in separate memory."""
+        firsts = torch.arange(self.num_experts, device=self.grouped.values.device)[:, None] * self.num_outputs
+        rows = firsts + torch.arange(outputs.start, outputs.stop, device=firsts.device)
+        found = ExpertWeights(self.grouped.rows(rows.flatten()), self.num_experts, self.orders)
+        found.rounds_rows = self.rounds_rows
+        return found
+
 
 def in_orders(rows: Tensor, orders: Tensor | None, expert_ids: Tensor) -> Tensor:
     """Rows [S, K] with their inputs in the order of the codes of the expert that each names."""
@@ -138,7 +146,9 @@ def num_grouped(model: nn.Module) -> int:
 
 
 def output_width(layer: Any) -> int:
-    """Outputs of a dense or grouped linear layer."""
+    """Outputs of a dense or grouped linear layer, or of all ranks' parts of one."""
+    if (columns := getattr(layer, "columns", None)) is not None:
+        return int(columns.total)
     width: int = layer.grouped.shape[0] if isinstance(layer, GroupedLinear) else layer.weight.shape[0]
     return width
 

@@ -29,6 +29,7 @@ from betoken.engine.weights.mask_token import mask_token_of
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
 from betoken.engine.weights.sources import Source, open_source
+from betoken.engine.weights.stored import ModelSplit
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,8 +46,11 @@ _READ_FROM, _READ_UNTIL = 0.05, 0.2
 """Where in loading weights are read, as fractions."""
 
 
-def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]:
+def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | None = None) -> tuple[Any, ModelInfo]:
     """The model in eval mode on its device with our attention selected, and its description.
+
+    Args:
+        split: selects a part of the weights; None = the whole model.
 
     Raises:
         ModelRefusedError: with the reason.
@@ -78,8 +82,9 @@ def load_model(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo
     if config.quantize is not None:
         fingerprint += f":{config.quantize}"
     progress("loading weights", _READ_FROM)
-    model = _load_weights(source, model_config, config, progress)
+    model = _load_weights(source, model_config, config, progress, split)
     num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)
+    num_parameters += 0 if split is None else split.num_elsewhere(model)
     vocab_size = output_width(model.get_output_embeddings())
     defaults = generation_defaults(source.path, model, vocab_size)
     info = ModelInfo(
@@ -144,7 +149,9 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
         text_config.layer_types = kinds[:num_layers]
 
 
-def _load_weights(source: Source, model_config: Any, config: EngineConfig, progress: Progress) -> Any:
+def _load_weights(
+    source: Source, model_config: Any, config: EngineConfig, progress: Progress, split: ModelSplit | None
+) -> Any:
     family = family_of(model_config.model_type)
     register_attention()
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
@@ -157,7 +164,7 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         tell = partial(_log_progress, config, progress)
         select_loading(model_config, config, source.path, tell)
         with _quiet_about_other_layers(config.num_layers is not None):
-            model, report = source.load(model_config, keywords, tell)
+            model, report = source.load(model_config, keywords, tell, None if split is None else split.narrow)
     except ModelRefusedError:
         raise
     except Exception as error:  # the model's own code may raise anything
@@ -175,12 +182,14 @@ def _load_weights(source: Source, model_config: Any, config: EngineConfig, progr
         raise ModelRefusedError(f"{type(model).__name__} has no output embedding")
     if model._can_set_experts_implementation():
         # The experts' default multiplies the rows that share an expert together: a row's bits would depend on them.
-        if any(isinstance(module, ExpertWeights) for module in model.modules()):
+        if split is not None or any(isinstance(module, ExpertWeights) for module in model.modules()):
             use_grouped_experts(model)
         else:
             model.set_experts_implementation("batched_mm")
     freeze_frequencies(model)
     family.restore_buffers(model)
+    if split is not None:
+        split.apply(model)
     return model.to(config.device).eval().requires_grad_(False)
 
 

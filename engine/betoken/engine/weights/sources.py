@@ -23,7 +23,7 @@ from betoken.engine.weights.checkpoint import Progress, resolve_directory, resol
 from betoken.engine.weights.fingerprint import hash_tokenizer, hash_weights, read_headers
 from betoken.engine.weights.language_model import draft_tensors, language_config, language_tensors, model_class_of
 from betoken.engine.weights.plausible import check_files
-from betoken.engine.weights.stored import load_beside
+from betoken.engine.weights.stored import Narrow, load_beside
 from betoken.engine.weights.tensor_files import DTYPES, StoredTensor
 
 _LOG = logging.getLogger(__name__)
@@ -63,9 +63,14 @@ class Source(Protocol):
         ...
 
     def load(
-        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+        self,
+        config: PreTrainedConfig,
+        keywords: dict[str, Any],
+        progress: Callable[[float], None],
+        narrow: Narrow | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """The model and transformers' report of it; `progress` gets the fraction of quantised weights read."""
+        """The model and transformers' report of it; `progress` gets the fraction of quantised weights read.
+        `narrow` selects parts of the weights; None = whole weights."""
         ...
 
 
@@ -102,7 +107,11 @@ class DirectorySource:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     def load(
-        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+        self,
+        config: PreTrainedConfig,
+        keywords: dict[str, Any],
+        progress: Callable[[float], None],
+        narrow: Narrow | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
         tensors = read_headers(self.path)
@@ -111,7 +120,7 @@ class DirectorySource:
         state: dict[str, Any] = language_tensors(tensors)
         if keywords["dtype"] == "auto":
             keywords = keywords | {"dtype": config.dtype or _dtype_of(state)}
-        return load_beside(model_class_of(config), config, state, keywords)
+        return load_beside(model_class_of(config), config, state, keywords, narrow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +156,14 @@ class GgufSource:
         return read_tokenizer(self.header).text
 
     def load(
-        self, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+        self,
+        config: PreTrainedConfig,
+        keywords: dict[str, Any],
+        progress: Callable[[float], None],
+        narrow: Narrow | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """See `Source`."""
-        return gguf.load(self.header, config, keywords, progress)
+        return gguf.load(self.header, config, keywords, progress, narrow)
 
 
 def _dtype_of(state: Mapping[str, StoredTensor]) -> torch.dtype:

@@ -7,7 +7,7 @@ weight has and how it is read from them.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class StoredWeight:
 
     keys: tuple[str, ...] = ()
     """Names of its tensors in the checkpoint, which the loader then need not see."""
+    part: Callable[[slice], "StoredWeight"] | None = None
+    """Returns the storage of some outputs; None if they can only be read together."""
 
     def weight(self) -> Grouped:
         """Read it.
@@ -77,6 +79,8 @@ class StoredExperts:
     num_experts: int
     weights: tuple[StoredWeight, ...]
     """One below the other they are [E * N, K]."""
+    outputs: slice | None = None
+    """Outputs of each expert to keep; None = all."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -95,7 +99,8 @@ class StoredExperts:
             grouped = below([replace(weight, order=None) for weight in read])
         except ValueError as error:
             raise ModelRefusedError(f"experts of one module are stored in two ways: {error}") from error
-        return ExpertWeights(grouped, self.num_experts, orders)
+        weight = ExpertWeights(grouped, self.num_experts, orders)
+        return weight if self.outputs is None else weight.of_outputs(self.outputs)
 
     def _orders(self, orders: list[Tensor | None]) -> Tensor | None:
         """Every expert's order of inputs [E, K] int32, None if all have their own."""
@@ -112,6 +117,24 @@ class StoredExperts:
 Stored = StoredWeight | StoredExperts
 Plan = Callable[[Any], Mapping[str, Stored]]
 """A transformers model on the meta device -> by path its layers, and the weights of its experts, that are stored so."""
+Narrow = Callable[[Any, dict[str, Any], Mapping[str, Stored]], dict[str, Stored]]
+"""A model on the meta device, the loader's tensors and a plan -> the plan of the parts to load. Changes both others."""
+
+
+class ModelSplit(Protocol):
+    """The part of a model that a process loads."""
+
+    def narrow(self, model: Any, state: dict[str, Any], stored: Mapping[str, Stored]) -> dict[str, Stored]:
+        """See `Narrow`."""
+        ...
+
+    def apply(self, model: Any) -> None:
+        """Replace the layers of a loaded model by layers that compute the part."""
+        ...
+
+    def num_elsewhere(self, model: Any) -> int:
+        """Return the number of weights in other parts."""
+        ...
 
 
 class StoredConfig(QuantizationConfigMixin):
@@ -135,25 +158,27 @@ class StoredConfig(QuantizationConfigMixin):
 
 
 def load_beside(
-    model_class: Any, config: Any, state: dict[str, Any], keywords: dict[str, Any]
+    model_class: Any, config: Any, state: dict[str, Any], keywords: dict[str, Any], narrow: Narrow | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """A model whose weights are the values of `state`, except the ones named by a `StoredConfig`; and the report.
 
     Args:
         state: slices, as safetensors has them, by name; the named ones are removed.
         keywords: arguments of `from_pretrained`.
+        narrow: selects parts of the weights; None = whole weights.
     """
     quantization = getattr(config, "quantization_config", None)
-    if isinstance(quantization, StoredConfig):
-        plan = quantization.plan
+    if isinstance(quantization, StoredConfig) or narrow is not None:
+        stored = quantization if isinstance(quantization, StoredConfig) else StoredConfig(lambda model: {})
+        plan = stored.plan
 
         def planned(model: Any) -> Mapping[str, Stored]:
             found = plan(model)
             for key in {key for stored in found.values() for key in stored.keys}:
                 state.pop(key, None)
-            return found
+            return found if narrow is None else narrow(model, state, found)
 
-        config.quantization_config = StoredConfig(planned, quantization.progress)
+        config.quantization_config = StoredConfig(planned, stored.progress)
     loaded: tuple[Any, dict[str, Any]] = model_class.from_pretrained(None, config=config, state_dict=state, **keywords)
     return loaded
 

@@ -108,7 +108,7 @@ def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
 
     def plan(model: Any) -> dict[str, Stored]:
         specs = by_layer(files)
-        places = _Places(model)
+        places = Places(model)
         found: dict[str, Stored] = {}
         experts: dict[str, dict[str, list[str]]] = {}
         for layer in specs:
@@ -132,7 +132,7 @@ def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
     return plan
 
 
-class _Places:
+class Places:
     """Maps a checkpoint's layers to a model's, by transformers' own table."""
 
     def __init__(self, model: Any) -> None:
@@ -143,11 +143,13 @@ class _Places:
 
     def of(self, layer: str) -> tuple[str, str | None]:
         """The path of the layer, or of the weight that it is a part of and the pattern that says which part."""
-        key = f"{layer}.weight"
-        found, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self._state)
-        if found not in self._state and key in self._state:
-            found, pattern = key, None
+        found, pattern = self.find(f"{layer}.weight")
         return found if pattern is not None else found.removesuffix(".weight"), pattern
+
+    def find(self, key: str) -> tuple[str, str | None]:
+        """The model's name of a tensor, or of the weight that it is a part of and the pattern that says which part."""
+        found, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self._state)
+        return (key, None) if found not in self._state and key in self._state else (found, pattern)
 
     def part_of(self, pattern: str) -> int | None:
         """Which part of every expert's weight, from the top, layers of a pattern are; None: experts are not merged."""
@@ -186,7 +188,7 @@ def _experts_of(
     files: Files,
     stored: ReadLayer,
     model: Any,
-    places: _Places,
+    places: Places,
     path: str,
     layers: Mapping[str, list[str]],
     specs: Mapping[str, Mapping[str, Spec]],

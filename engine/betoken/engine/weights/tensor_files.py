@@ -78,12 +78,68 @@ class StoredTensor:
         Raises:
             ModelRefusedError: a dtype that torch has not, or the file ends before it does.
         """
+        return self._read(self.shape, 1, 0, self.num_bytes)
+
+    def part(self, axis: int, start: int, stop: int) -> "TensorPart":
+        """The part [start, stop) along a dimension."""
+        return TensorPart(self, axis, start, stop)
+
+    def _read(self, shape: tuple[int, ...], num_runs: int, start: int, stop: int) -> Tensor:
+        """Bytes [start, stop) of each of `num_runs` equal runs of the tensor."""
         if self.dtype not in DTYPES:
             raise ModelRefusedError(f"{self.path}: {self.name}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        data = np.fromfile(self.path, np.uint8, self.num_bytes, offset=self.start)
-        if len(data) != self.num_bytes:
-            raise ModelRefusedError(f"{self.path} is cut off: it lacks {self.num_bytes - len(data)} bytes")
-        return torch.from_numpy(data).view(DTYPES[self.dtype]).reshape(self.shape)
+        data = np.empty((num_runs, stop - start), np.uint8)
+        num_read = 0
+        with self.path.open("rb", buffering=0) as file:
+            for run in range(num_runs):
+                file.seek(self.start + run * (self.num_bytes // num_runs) + start)
+                num_read += _read_into(file, memoryview(data[run]))
+        if num_read != data.size:
+            raise ModelRefusedError(f"{self.path} is cut off: it lacks {data.size - num_read} bytes")
+        return torch.from_numpy(data.reshape(-1)).view(DTYPES[self.dtype]).reshape(shape)
+
+
+def _read_into(file: Any, wanted: memoryview) -> int:
+    """Fill it; a system call reads at most 2 GiB. Returns the bytes read before the file ended."""
+    num_read = 0
+    while num_read < len(wanted) and (num := file.readinto(wanted[num_read:])):
+        num_read += num
+    return num_read
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """A part of a stored tensor, read without the rest. Implements the slice interface of transformers' loader."""
+
+    whole: StoredTensor
+    axis: int
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        sizes = self.whole.shape
+        return (*sizes[: self.axis], self.stop - self.start, *sizes[self.axis + 1 :])
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its type is a floating-point type."""
+        return self.whole.is_floating_point
+
+    def get_dtype(self) -> str:
+        """See safetensors."""
+        return self.whole.dtype
+
+    def get_shape(self) -> list[int]:
+        """See safetensors."""
+        return list(self.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        num_runs = prod(self.whole.shape[: self.axis])
+        step = self.whole.num_bytes // max(1, num_runs * self.whole.shape[self.axis])
+        found: Tensor = self.whole._read(self.shape, num_runs, self.start * step, self.stop * step)[index]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,12 @@ class Grouped:
         }
         return replace(self, **taken)
 
+    def copied_rows(self, rows: slice) -> "Grouped":
+        """The weight of these outputs in separate memory, so that the other outputs can be freed."""
+        found = self.rows(rows)
+        copies: dict[str, Any] = {name: tensor.clone() for name, tensor in found.tensors().items() if name != "order"}
+        return replace(found, **copies)
+
     def dequantised(self) -> Tensor:
         """[N, K] float32: the numbers that it stands for."""
         codes = self._codes() - self.zero

@@ -49,18 +49,14 @@ def model_finding(name: str, model: str, dtype: str) -> tuple[Finding, int]:
 def cpu_memory_finding(
     target_bytes: int, draft_bytes: int, num_ranks: int, kv_memory_bytes: int, free_bytes: int
 ) -> Finding:
-    """Compare free memory with the needs of all ranks, KV included, and with the peak while ranks load."""
+    """Compare free memory with the needs of all ranks, KV included; a rank reads its part of the checkpoint alone."""
     served = target_bytes + draft_bytes + (num_ranks + bool(draft_bytes)) * kv_memory_bytes
-    loading = num_ranks * target_bytes + draft_bytes
     share = -(-target_bytes // num_ranks)
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
     text = f"{_gb(free_bytes)} free; {ranks} of {_gb(share)} weights and {_gb(kv_memory_bytes)} KV"
     text += f", draft model {_gb(draft_bytes)}" if draft_bytes else ""
     if served > free_bytes:
         return error("memory", f"{text}: at least {_gb(served)}", _CURE)
-    if loading > free_bytes:
-        text += f"; up to {_gb(loading)} while each rank reads the checkpoint"
-        return warning("memory", text, "free memory during the start, or fewer ranks")
     return ok("memory", text)
 
 
@@ -75,9 +71,8 @@ def gpu_memory_finding(target_bytes: int, draft_bytes: int, free_bytes: Sequence
     text += f", draft model {_gb(draft_bytes)}" if draft_bytes else ""
     if share >= least:
         return error("memory", text, f"more GPUs (--tensor-parallel), or {_CURE}")
-    if max(target_bytes, share + draft_bytes) >= least:
-        text += f"; up to {_gb(target_bytes)} while a rank reads the checkpoint"
-        return warning("memory", text, "the draft model on another GPU, or more memory during the start")
+    if share + draft_bytes >= least:
+        return warning("memory", text, "the draft model on another GPU")
     return ok("memory", text)
 
 

@@ -22,7 +22,7 @@ from betoken.engine.weights.experts import is_experts
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
 from betoken.engine.weights.gguf.places import Place, places_of, row_order
-from betoken.engine.weights.stored import Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
+from betoken.engine.weights.stored import Narrow, Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
 from betoken.kernels.linear_grouped import Grouped
 
 _DENSE_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -44,15 +44,19 @@ def hash_header(header: GgufHeader) -> str:
 
 
 def load(
-    header: GgufHeader, config: PreTrainedConfig, keywords: dict[str, Any], progress: Callable[[float], None]
+    header: GgufHeader,
+    config: PreTrainedConfig,
+    keywords: dict[str, Any],
+    progress: Callable[[float], None],
+    narrow: Narrow | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The model and transformers' report of what it lacks; `keywords` go to `from_pretrained`, `progress` gets
-    the fraction of weights read so far.
+    the fraction of weights read so far; `narrow` selects parts of the weights.
 
     Raises:
         ModelRefusedError: a tensor's place or shape in the model is unknown.
     """
-    state: dict[str, _Dense] = {}
+    state: dict[str, Any] = {}
 
     def plan(model: Any) -> dict[str, Stored]:
         placed = _Placed(header, config, model)
@@ -63,7 +67,7 @@ def load(
         keywords = keywords | {"dtype": _dtype_of(header)}
     config.quantization_config = StoredConfig(plan, progress)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model, report = load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords)
+    model, report = load_beside(found[0] if isinstance(found, tuple) else found, config, state, keywords, narrow)
     for name, value in default_sampling(header).items():
         setattr(model.generation_config, name, value)
     return model, report
@@ -177,15 +181,20 @@ class _Placed:
             blocks = [_blocks(tensor, rows, order) for tensor in tensors]
             return torch.stack(blocks, dim=1).flatten(0, 1) if len(blocks) > 1 else blocks[0]
 
-        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch)
+        def part(own: slice) -> StoredWeight:
+            return self._stored(tensors, slice(rows.start + own.start, rows.start + own.stop), order)
+
+        return StoredWeight({"weight": (shape, torch.uint8)}, read, fetch, part=None if len(tensors) > 1 else part)
 
 
 def _blocks(tensor: GgufTensor, rows: slice, order: Tensor | None) -> Tensor:
-    """The bytes of some rows, uint8 [N, bytes]."""
-    count, width = rows.stop - rows.start, tensor.row_bytes
-    data = np.fromfile(tensor.path, np.uint8, count * width, offset=tensor.start + rows.start * width)
+    """The bytes of some rows of the model's order, uint8 [N, bytes]; only the rows between them are read."""
+    wanted = None if order is None else order[rows]
+    first, last = (rows.start, rows.stop) if wanted is None else (int(wanted.min()), int(wanted.max()) + 1)
+    count, width = last - first, tensor.row_bytes
+    data = np.fromfile(tensor.path, np.uint8, count * width, offset=tensor.start + first * width)
     blocks = torch.from_numpy(data).reshape(count, width)
-    return blocks if order is None else blocks[order]
+    return blocks if wanted is None else blocks[wanted - first]
 
 
 def _read(tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tensor]) -> Grouped:
@@ -213,6 +222,23 @@ class _Dense:
         """The name by safetensors' convention."""
         return self._tensors[0].type
 
+    def part(self, axis: int, start: int, stop: int) -> "_DensePart":
+        """The part [start, stop) along a dimension."""
+        return _DensePart(self, axis, start, stop)
+
+    def rows(self, start: int, stop: int) -> Tensor | None:
+        """Some rows without the rest; None if the model has more than rows in another order."""
+        tensor = self._tensors[0]
+        if len(self._tensors) > 1 or len(tensor.shape) != 2:
+            return None
+        try:
+            order = row_order(self._placed.places, tensor.name, tensor.shape[0])
+        except ValueError:
+            return None
+        if self._placed.places.input_order(tensor.name) is not None:
+            return None
+        return _blocks(tensor, slice(start, stop), order).view(_DENSE_TYPES[tensor.type]).float()
+
     def __getitem__(self, _: Any) -> Tensor:
         parts = [self._numbers(tensor) for tensor in self._tensors]
         if self._takes_turns:
@@ -226,3 +252,20 @@ class _Dense:
             return self._placed.places.moved(tensor.name, numbers.float())
         except Exception as error:  # whatever transformers' functions make of another shape
             raise self._placed.refuse(tensor, f"{list(tensor.shape)}: {type(error).__name__}: {error}") from error
+
+
+class _DensePart:
+    """A part of a weight of numbers. Implements the slice interface of transformers' loader."""
+
+    def __init__(self, whole: _Dense, axis: int, start: int, stop: int) -> None:
+        self._whole, self._axis, self._start, self._stop = whole, axis, start, stop
+
+    def get_dtype(self) -> str:
+        """The name by safetensors' convention."""
+        return self._whole.get_dtype()
+
+    def __getitem__(self, index: Any) -> Tensor:
+        rows = self._whole.rows(self._start, self._stop) if self._axis == 0 else None
+        if rows is None:
+            rows = self._whole[index].narrow(self._axis, self._start, self._stop - self._start).clone()
+        return rows
