@@ -226,3 +226,8 @@ def test_a_broken_package_is_reported_with_its_cause(tiny, tmp_path, monkeypatch
     with pytest.raises(ModuleNotFoundError, match="Could not import module 'X'") as raised:
         load_drafters(settings(tiny, tmp_path, drafters=("model",)), no_progress)
     assert "scipy" in str(raised.value.__cause__)
+
+
+def test_a_draft_worker_rejects_a_list_of_devices() -> None:
+    with pytest.raises(ValueError, match="--device = 'cpu,cpu': must be one device"):
+        DraftWorkerSettings(model="m", device="cpu,cpu")

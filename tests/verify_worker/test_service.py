@@ -79,6 +79,39 @@ def test_the_largest_block_leaves_a_row_for_prompts() -> None:
 def test_ranks_are_rejected_with_options_that_need_one_process(option: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"--tensor-parallel = 2: must be 1 with {name}"):
         VerifyWorkerSettings(model="m", tensor_parallel=2, **option)
+    with pytest.raises(ValueError, match=f"--device = 'cpu,cpu': must be one device with {name}"):
+        VerifyWorkerSettings(model="m", device="cpu,cpu", **option)
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "devices"),
+    [
+        ("cpu", 1, ("cpu",)),
+        ("cpu", 2, ("cpu", "cpu")),
+        ("cuda:1", 2, ("cuda:1", "cuda:2")),
+        ("cuda:3, cuda:1", 1, ("cuda:3", "cuda:1")),
+        ("cpu,cpu", 2, ("cpu", "cpu")),
+    ],
+)
+def test_a_device_list_has_one_rank_on_each_device(device: str, size: int, devices: tuple[str, ...]) -> None:
+    settings = VerifyWorkerSettings(model="m", device=device, tensor_parallel=size)
+    assert settings.devices == devices and settings.engine_options()["device"] == devices[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "limit"),
+    [
+        ("cpu,", 1, "an entry is empty"),
+        ("cpu,cpu", 3, "must be 3 devices, or one, with --tensor-parallel = 3"),
+        ("cpu,cuda:0", 1, "must be of one kind, not cpu and cuda"),
+        ("cuda:0,cuda:0", 1, "must be distinct devices"),
+        ("cuda,cuda:1", 1, "must be distinct devices with their numbers"),
+        (",".join(["cpu"] * 65), 1, "65 devices, must be at most 64"),
+    ],
+)
+def test_a_device_list_that_ranks_cannot_use_is_rejected(device: str, size: int, limit: str) -> None:
+    with pytest.raises(ValueError, match=f"--device = '{device}': {limit}"):
+        VerifyWorkerSettings(model="m", device=device, tensor_parallel=size)
 
 
 def test_the_engine_takes_exactly_what_a_request_may_carry() -> None:

@@ -57,6 +57,12 @@ class DraftWorkerSettings(WorkerSettings):
         return (SYNTHETIC,) if self.synthetic else usual_drafters(self)
 
     @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if "," in self.device:
+            raise ValueError(f"--device = {self.device!r}: must be one device; ranks are of verify workers")
+        return self
+
+    @model_validator(mode="after")
     def _check_drafters(self) -> Self:
         check_drafters(self.hosted_drafters, self)
         if self.synthetic and self.hosted_drafters != (SYNTHETIC,):

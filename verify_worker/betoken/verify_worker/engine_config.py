@@ -17,8 +17,9 @@ def engine_config(settings: VerifyWorkerSettings) -> EngineConfig:
     """
     memory = attached_memory(settings)
     options = settings.engine_options()
-    if settings.tensor_parallel > 1 and settings.threads is None:
-        options["num_threads"] = max(1, torch.get_num_threads() // settings.tensor_parallel)
+    num_ranks = len(settings.devices)
+    if num_ranks > 1 and settings.threads is None:
+        options["num_threads"] = max(1, torch.get_num_threads() // num_ranks)
     return EngineConfig(
         **options,
         feature_layers=partial(attached_layers, settings),

@@ -1,4 +1,4 @@
-"""The ranks of a verify worker that shares its model among several processes (`--tensor-parallel`).
+"""The ranks of a verify worker that shares its model among several processes (`--tensor-parallel`, `--device`).
 
 Rank 0 is the worker itself: it serves, schedules and samples. The others run the same forwards over their columns.
 `python -m betoken.verify_worker.ranks` is one of them, started by rank 0.
@@ -36,30 +36,15 @@ def start_ranks(
     Raises:
         RankLostError: one has ended, or did not join in time.
     """
+    size = len(settings.devices)
     given = pickle.dumps((settings.model_dump(), os.getpid()))
-    processes = RankProcesses(
-        settings.tensor_parallel, _COMMAND, given, (lambda error: None) if thread is None else thread.fail
-    )
+    processes = RankProcesses(size, _COMMAND, given, (lambda error: None) if thread is None else thread.fail)
     at_end(processes.close)
     if thread is not None:
         thread.explain_hang = processes.slowest
-    config = _on_own_device(config, 0)
-    group = join(
-        0,
-        settings.tensor_parallel,
-        processes.store,
-        torch.device(config.device),
-        processes.counts,
-        processes.explain,
-        processes.lost,
-    )
-    return replace(config, ranks=group)
-
-
-def _on_own_device(config: EngineConfig, rank: int) -> EngineConfig:
-    """The config with the rank's GPU: the named one is rank 0's, the following ones are the other ranks'."""
     device = torch.device(config.device)
-    return config if device.type != "cuda" else replace(config, device=f"cuda:{(device.index or 0) + rank}")
+    group = join(0, size, processes.store, device, processes.counts, processes.explain, processes.lost)
+    return replace(config, ranks=group)
 
 
 def main() -> None:
@@ -72,7 +57,7 @@ def main() -> None:
     configure_logging("error" if settings.log_level == "error" else "warning", settings.log_format)
     try:
         rank, size = place_in_environment()
-        config = _on_own_device(engine_config(settings), rank)
+        config = replace(engine_config(settings), device=settings.devices[rank])
         group = join(rank, size, store_in_environment(), torch.device(config.device), counts_in_environment(size))
         follow(replace(config, ranks=group))
     except Exception as error:

@@ -108,7 +108,7 @@ def _load(
     at_end(give_up)
     settings = _with_built_in(settings, progress)
     config = engine_config(settings)
-    if settings.tensor_parallel > 1:
+    if len(settings.devices) > 1:
         progress("starting ranks", 0.0)
         config = start_ranks(settings, config, thread)
     runner = _runner(settings, config, progress)
@@ -128,7 +128,7 @@ def _load(
             runner.info,
             step_costs,
             max_sequences=settings.max_sequences,
-            tensor_parallel_degree=settings.tensor_parallel,
+            tensor_parallel_degree=len(settings.devices),
             verification_modes=tuple(MODES),
             supports_trees=True,
             supports_constraints=bool(grammars),
@@ -140,7 +140,7 @@ def _load(
             is_synthetic=bool(settings.synthetic),
             weight_bytes=runner.weight_bytes,
             kv_bytes=runner.kv_bytes,
-            other_bytes=other_bytes(runner.weight_bytes if settings.device == "cpu" else 0),
+            other_bytes=other_bytes(runner.weight_bytes if config.device == "cpu" else 0),
             sequence_state_bytes=runner.state_bytes,
             snapshot_limit_bytes=runner.snapshot_limit_bytes,
             media_token_ids=runner.info.media_token_ids,
@@ -185,7 +185,7 @@ def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: Load
 
 def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) -> list[StepCost]:
     """The measured step times; on a CPU of an earlier start, since there they take seconds."""
-    if settings.device != "cpu" or settings.synthetic:
+    if settings.devices[0] != "cpu" or settings.synthetic:
         return measure_step_costs(runner)
-    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code, settings.tensor_parallel)
+    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code, len(settings.devices))
     return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

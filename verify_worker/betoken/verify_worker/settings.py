@@ -8,6 +8,7 @@ from betoken.drafters.registry import BUILT_IN, SPECS, attached_names, check_att
 from betoken.drafters.worker_options import with_drafter_options
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.worker_settings import WorkerSettings
+from betoken.verify_worker.devices import MAX_RANKS, rank_devices
 
 _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
@@ -22,21 +23,32 @@ class VerifyWorkerSettings(WorkerSettings):
         " weights the model's checkpoint holds (mtp), if any; none = no drafters.",
     )
 
+    device: str = Field(
+        "cpu",
+        description="Torch device of the model, e.g. cpu or cuda:0; cuda:0,cuda:1 = one rank on each, as with"
+        " --tensor-parallel 2.",
+    )
     kv_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
     )
     tensor_parallel: int = Field(
         1,
         ge=1,
-        le=64,
+        le=MAX_RANKS,
         description="Processes that share the model's layers, each with --threads; tokens do not depend on it.",
     )
     max_context: int | None = Field(
         None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."
     )
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of each rank."""
+        return rank_devices(self.device, self.tensor_parallel)
+
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {
+            "device": self.devices[0],
             "kv_memory_fraction": self.kv_memory_fraction,
             "max_context": self.max_context,
         }
@@ -60,8 +72,12 @@ class VerifyWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
         others = {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
-        if self.tensor_parallel > 1 and (bad := [name for name, is_set in others.items() if is_set]):
-            raise ValueError(f"--tensor-parallel = {self.tensor_parallel}: must be 1 with {bad[0]}")
+        num_ranks = len(self.devices)
+        if num_ranks > 1 and (bad := [name for name, is_set in others.items() if is_set]):
+            option = "tensor-parallel" if self.tensor_parallel > 1 else "device"
+            value = self.tensor_parallel if self.tensor_parallel > 1 else repr(self.device)
+            limit = "1" if self.tensor_parallel > 1 else "one device"
+            raise ValueError(f"--{option} = {value}: must be {limit} with {bad[0]}")
         return self
 
     @model_validator(mode="after")
