@@ -2,15 +2,24 @@
 
 import asyncio
 import os
+import random
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from betoken.bench.stack import Stack
 from betoken.cli.local_services import VERIFY_MODULE, LocalServicesConfig
 from betoken.cli.service_process import ServiceProcess
-from betoken.client import Completion
+from betoken.client import AsyncClient, Completion
+from betoken.rpc.early_end import undone_at_end
+from tests.e2e.attached import save_attached
+from tests.e2e.in_process import running, save_pair, services, until_all_pages_are_free
+from tests.e2e.schemas import PERSON
+from tests.products import slow
 
 TIMEOUT_S = 120.0
 OPTIONS = ("--dtype", "float32", "--compile", "off", "--threads", "1", "--num-pages", "512")
@@ -81,3 +90,132 @@ async def check_failover(stack: Stack, shared: ServiceProcess, prompts: list[str
 async def shared_workers(stack: Stack) -> list:
     info = await stack.client.model_info()
     return [worker for worker in info.verify_workers if worker.tensor_parallel_degree == 2]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "off": {"off": True},
+    "model": {"drafter": "model", "num_draft_tokens": 4},
+    "tree of a model": {"drafter": "model", "drafter_settings": {"max_branches": 3}, "num_draft_tokens": 6},
+    "tree of n-grams": {"drafter": "ngram", "num_draft_tokens": 8},
+    "constraint": {"drafter": "model", "num_draft_tokens": 4, "constraint": {"json_schema": PERSON}},
+    "prompt of before": {"off": True},
+}
+ATTACHED: dict[str, dict[str, Any]] = {
+    "medusa": {"drafter": "medusa", "num_draft_tokens": 8},
+    "eagle3": {"drafter": "eagle3", "drafter_settings": {"max_branches": 4}, "num_draft_tokens": 4},
+}
+QUESTIONS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(6)]
+
+
+async def answers(client: AsyncClient, case: dict[str, Any]) -> list[Any]:
+    """Ids and logprobs of answers to all questions at once, which need more pages than there are."""
+    options = {"temperature": 0.8, "max_new_tokens": 32, "logprobs": 2, "timeout_s": TIMEOUT_S}
+    options |= {} if "constraint" in case else {"ignore_eos": True}
+    calls = [client.complete(text, seed=seed, **options, **case) for seed, text in enumerate(QUESTIONS)]
+    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in await asyncio.gather(*calls)]
+
+
+@pytest.mark.parametrize("family", ["llama", *slow("qwen3_5")])
+async def test_drafters_constraints_and_preemption_on_two_ranks_give_the_tokens_of_one(
+    family: str, tmp_path: Path
+) -> None:
+    cases = CASES | (ATTACHED if family == "llama" else {})
+    options: dict[str, Any] = {"num_pages": 20, "max_context": 200, "attached_drafters": ("ngram",)}
+    if family == "llama":
+        options |= save_attached(tmp_path)
+    else:
+        save_pair(tmp_path, family)
+    found: list[dict[str, list[Any]]] = []
+    for device in ("cpu", "cpu,cpu"):
+        with undone_at_end():
+            async with services(tmp_path, {"drafters": ("model",)}, options | {"device": device}) as client:
+                found.append({name: await answers(client, case) for name, case in cases.items()})
+                (worker,) = (await client.model_info()).verify_workers
+                assert worker.tensor_parallel_degree == device.count("cpu")
+                assert worker.preemptions > 0 and worker.cached_tokens > 0
+                await until_all_pages_are_free(client)
+    for name in cases:
+        assert found[1][name] == found[0][name], name
+
+
+@pytest.mark.parametrize(
+    ("family", "lost", "other"),
+    [("qwen3_5", "cpu,cpu", "cpu"), pytest.param("llama", "cpu", "cpu,cpu", marks=pytest.mark.slow)],
+)
+async def test_answers_go_on_with_another_number_of_ranks(family: str, lost: str, other: str, tmp_path: Path) -> None:
+    save_pair(tmp_path, family)
+    with undone_at_end():
+        async with running(
+            tmp_path, {"drafters": ("model",)}, {"device": lost}, other_verify_options=[{"device": other}]
+        ) as stack:
+            expected = await answers(stack.client, CASES["model"])
+            stack.verify_hold.after(6)
+            again = asyncio.ensure_future(answers(stack.client, CASES["model"]))
+            await stack.verify_hold.reached()
+            await stack.lose_verify()
+            assert await again == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_answers_under_load_are_equal_while_ranks_are_killed(pair, prompts: list[str], tmp_path: Path) -> None:
+    """Twenty kills of a random rank, each in the middle of answers; none leaves a process."""
+    rng = random.Random(0)
+    shared = ServiceProcess(
+        "ranks",
+        VERIFY_MODULE,
+        ("--model", pair.target, *OPTIONS, "--device", "cpu,cpu"),
+        directory=tmp_path,
+        host=f"unix:{tmp_path}/ranks.sock",
+    )
+    shared.start()
+    router_options = ("--verify", shared.address)
+    config = LocalServicesConfig(pair.target, drafters=(), verify_options=OPTIONS, router_options=router_options)
+    pids: set[int] = set()
+    try:
+        async with Stack(config) as stack:
+            expected = await ids_of(stack, prompts[:4])
+            for _ in range(20):
+                pids |= await kill_a_rank(stack, shared, rng, prompts[:4], expected)
+                await asyncio.to_thread(shared.start)
+    finally:
+        shared.kill()
+    await asyncio.to_thread(check_ended, pids)
+
+
+def check_ended(pids: set[int]) -> None:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while has_process(pids) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    assert not has_process(pids)
+
+
+def has_process(pids: set[int]) -> bool:
+    """Whether one of them runs; an ended one may wait for its parent."""
+    for pid in pids:
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return True
+    return False
+
+
+async def kill_a_rank(
+    stack: Stack, shared: ServiceProcess, rng: random.Random, prompts: list[str], expected: list[tuple[int, ...]]
+) -> set[int]:
+    """Kill a rank that computes answers, which go on; return the process ids of all ranks."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not any(worker.state == "ready" for worker in await shared_workers(stack)):
+            shared.check()
+            await asyncio.sleep(0.05)
+    again = asyncio.ensure_future(ids_of(stack, prompts))
+    async with asyncio.timeout(TIMEOUT_S):
+        while not any(worker.running for worker in await shared_workers(stack)):
+            if again.done():
+                assert await again == expected
+                again = asyncio.ensure_future(ids_of(stack, prompts))
+            await asyncio.sleep(0.01)
+    pids = [shared.pid, *ranks_of(shared.pid)]
+    os.kill(rng.choice(pids), signal.SIGKILL)
+    assert await again == expected
+    assert await asyncio.to_thread(shared.wait, TIMEOUT_S)
+    return set(pids)
