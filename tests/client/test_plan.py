@@ -1,11 +1,13 @@
 """`betoken plan`: a table or one JSON object, and errors that name the option."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.client.command import run
 
+MODELS = Path(__file__).parents[2] / "models"
 DENSE = ["--target-step-ms", "20", "--draft-step-ms", "2", "--acceptance", "0.8"]
 
 
@@ -43,3 +45,32 @@ def test_plan_reports_a_bad_value_with_its_option_and_limit(as_json):
 def test_plan_requires_the_step_times_and_the_acceptance():
     result = run("plan", "--target-step-ms", "20", "--acceptance", "0.5")
     assert result.exit_code == 2 and "--draft-step-ms" in result.output
+
+
+def test_plan_prints_the_gathers_of_a_target_on_two_devices():
+    split = ["--devices", "2", "--link-gb-s", "50", "--model", str(MODELS / "target")]
+    planned = json.loads(run("plan", *DENSE, *split, "--json").stdout)["column_split"]
+    shape = planned["shape"]
+    assert planned["layer_bytes"] == 2 * (
+        shape["attention_size"] + 2 * shape["hidden_size"] + shape["intermediate_size"]
+    )
+    assert (planned["layer_gathers"], planned["num_gathers"]) == (4, 4 * shape["num_layers"] + 2)
+    assert planned["step_ms"] == pytest.approx(10 + planned["gather_ms"]) and 1.8 < planned["speedup"] < 2
+    text = run("plan", *DENSE, *split, "--gather-us", "1000", env={"COLUMNS": "160"}).output
+    assert f"4, {planned['layer_bytes']:,} bytes per token" in text and "slower than one device" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--devices", "2", "--link-gb-s", "50"], "model"),
+        (["--devices", "2", "--model", str(MODELS / "target")], "link_gb_s"),
+        (["--devices", "65", "--link-gb-s", "50", "--model", str(MODELS / "target")], "devices"),
+        (["--devices", "2", "--link-gb-s", "0", "--model", str(MODELS / "target")], "link_gb_s"),
+        (["--devices", "2", "--link-gb-s", "50", "--model", "/absent"], "model"),
+        (["--link-gb-s", "50"], "link_gb_s"),
+    ],
+)
+def test_plan_reports_the_option_of_a_split_that_is_missing_or_out_of_range(options, field):
+    result = run("plan", *DENSE, *options, "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["error"]["field"] == field

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich import box
@@ -15,7 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from betoken.cli.connection import reported_errors
+from betoken.cli.model_shape import read_shape
+from betoken.common.economy.column_split import GATHERS_PER_LAYER, ColumnSplit
 from betoken.common.economy.plan import DraftKind, Plan, PlanInputs, PlannedMode, PlannedRound, plan
+from betoken.common.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,10 @@ class PlanOptions:
         DraftKind.SEQUENTIAL
     )
     max_draft_tokens: Annotated[int, typer.Option(help="Longest draft to consider.")] = 16
+    devices: Annotated[int, typer.Option(help="Devices among which the target's layers are split.")] = 1
+    link_gb_s: Annotated[float | None, typer.Option(help="Bandwidth into a device, GB/s; with --devices.")] = None
+    gather_us: Annotated[float, typer.Option(help="Time of a gather of a few bytes, microseconds.")] = 20.0
+    model: Annotated[str | None, typer.Option(help="Target: a directory or a GGUF file; with --devices.")] = None
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
@@ -43,13 +50,53 @@ def print_plan(options: PlanOptions) -> None:
     with reported_errors(None, options.json_):
         values = {field.name: getattr(options, field.name) for field in fields(PlanInputs)}
         planned = plan(PlanInputs(**values))
+        split = column_split(options)
         if options.json_:
-            print(json.dumps(as_json(planned)))
+            print(json.dumps(as_json(planned) | ({} if split is None else {"column_split": split_json(split)})))
             return
         console = Console()
-        console.print(summary(planned))
+        grid = summary(planned)
+        if split is not None:
+            add_split(grid, split)
+        console.print(grid)
         console.print()
         console.print(table(planned))
+
+
+def column_split(options: PlanOptions) -> ColumnSplit | None:
+    """The split among `--devices`; None for one device.
+
+    Raises:
+        InvalidArgumentError: an option is missing or outside its range.
+    """
+    names = ("link_gb_s", "model")
+    if options.devices == 1:
+        for name in names:
+            if (value := getattr(options, name)) is not None:
+                raise InvalidArgumentError(name, value, "must be given with --devices of at least 2")
+        return None
+    for name in names:
+        if getattr(options, name) is None:
+            raise InvalidArgumentError(name, "absent", "must be given with --devices")
+    shape = read_shape(cast(str, options.model))
+    link_gb_s = cast(float, options.link_gb_s)
+    return ColumnSplit(shape, options.devices, link_gb_s, options.gather_us, options.target_step_ms, options.batch)
+
+
+def split_json(split: ColumnSplit) -> dict[str, Any]:
+    """The split and its cost, of JSON types only."""
+    costs = ("layer_bytes", "token_bytes", "num_gathers", "gather_ms", "step_ms", "speedup")
+    return asdict(split) | {"layer_gathers": GATHERS_PER_LAYER} | {name: getattr(split, name) for name in costs}
+
+
+def add_split(grid: Table, split: ColumnSplit) -> None:
+    """Add the cost of a split to a summary."""
+    grid.add_row("gathers of a layer", f"{GATHERS_PER_LAYER}, {split.layer_bytes:,} bytes per token")
+    step = f"{split.num_gathers}, {split.token_bytes:,} bytes per token: {split.gather_ms:.3g} ms"
+    grid.add_row("gathers of a step", step)
+    cost = f"{split.target_step_ms:g} / {split.devices} + {split.gather_ms:.3g} = {split.step_ms:.3g} ms"
+    pays = f"{split.speedup:.2f} x one device" if split.speedup > 1 else "slower than one device"
+    grid.add_row(f"decode step, {split.devices} devices", f"{cost}, {pays}")
 
 
 def as_json(planned: Plan) -> dict[str, Any]:
