@@ -131,7 +131,7 @@ def merged(guesses, num_nodes):
     return list(dict.fromkeys(prefixes))[:num_nodes]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shapes=st.lists(
         st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(1, 4), st.booleans()), min_size=1, max_size=3

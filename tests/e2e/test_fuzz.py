@@ -20,7 +20,7 @@ from betoken.bench.fuzz.check import HealthCheck
 from betoken.testing.mutation import Mutator
 from tests.e2e.in_process import CheckIntegrity, Running, running, save_pair
 
-NUM_MUTANTS = [800, pytest.param(4000, marks=pytest.mark.slow)]
+NUM_MUTANTS = [400, pytest.param(4000, marks=pytest.mark.slow)]
 SEED = 20261127
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

@@ -39,7 +39,7 @@ def test_there_are_two_hundred_schemas_and_ten_are_realistic() -> None:
 
 
 async def test_complete_answers_are_valid_and_the_same_whatever_drafts(tmp_path: Path) -> None:
-    cases = [*CASES[:10], *CASES[10::38], *random_cases(3)]
+    cases = [*CASES[:10:2], *CASES[10::60], *random_cases(2)]
     check(await filled(tmp_path, cases), len(cases))
 
 
