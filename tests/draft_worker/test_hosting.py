@@ -183,7 +183,6 @@ def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):
         ),
         ({"lookahead_window": 1}, "lookahead_window"),
         ({"lookahead_ngram_size": 1}, "lookahead_ngram_size"),
-        ({"lookahead_guesses": 0}, "lookahead_guesses"),
         (
             {"drafters": ("lookahead",), "lookahead_window": 100},
             "--lookahead-window = 100 with --lookahead-ngram-size = 5: 400 rows .* --max-num-batched-tokens = 256",

@@ -278,7 +278,9 @@ async def running(
 
         drafting = await stack.enter_async_context(AsyncExitStack())
         draft = await drafting.enter_async_context(worker(load_draft, draft_results, serve_draft, Hold()))
-        tokenizer = Tokenizer(byte_tokenizer_json(), {"eos_token": "<eos>"}, chat_template, "test")
+        tokenizer = Tokenizer(
+            (folder / "target" / "tokenizer.json").read_text(), {"eos_token": "<eos>"}, chat_template, "test"
+        )
         options = PATIENCE | (router_options or {})
         router = Router(
             router_settings(verify=(verify, *others), draft=(draft,), tokenizer="test", **options), tokenizer

@@ -17,8 +17,8 @@ NUM_PROMPTS, NUM_TOKENS = 3, 48
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def replica(pair: Pair) -> AsyncIterator[Stack]:
-    """Services whose draft worker iterates the target's own model, W = 7, N = 5, G = 7."""
-    shape = ("--lookahead-window", "7", "--lookahead-ngram-size", "5", "--lookahead-guesses", "7")
+    """Services whose draft worker iterates the target's own model, W = 7, N = 5."""
+    shape = ("--lookahead-window", "7", "--lookahead-ngram-size", "5")
     patience = ("--draft-timeout-s", "60", "--first-draft-timeout-s", "60")
     config = LocalServicesConfig(
         pair.target, drafters=("lookahead",), compile="off", draft_options=shape, router_options=patience
@@ -37,7 +37,8 @@ async def complete(stack: Stack, prompt: str, temperature: float, **how: object)
 async def test_a_replica_drafts_and_changes_no_token(replica: Stack, prompts: list[str], temperature: float) -> None:
     answers = []
     for prompt in prompts[:NUM_PROMPTS]:
-        drafted = await complete(replica, prompt, temperature, drafter="lookahead", num_draft_tokens=16)
+        how = {"drafter": "lookahead", "drafter_settings": {"guesses": 7}, "num_draft_tokens": 16}
+        drafted = await complete(replica, prompt, temperature, **how)
         plain = await complete(replica, prompt, temperature, off=True)
         assert drafted.output_ids == plain.output_ids
         answers.append(drafted)

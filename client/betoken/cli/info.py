@@ -91,6 +91,9 @@ def _model_table(model: ModelInfo) -> Table:
     if masks:
         told = ", ".join(map(str, sorted(masks)))
         grid.add_row("parallel drafts", f"PARD, one forward per draft, mask token {told}")
+    for translation in {worker.translation for worker in model.draft_workers if worker.translation is not None}:
+        how = "token by token (TLI)" if translation.is_by_token else "as text (SLEM)"
+        grid.add_row("translated drafts", f"{how}, {translation.coverage:.0%} of the target's tokens are common")
     if model.num_overlap_outcomes:
         grid.add_row("overlapped rounds", f"draft ahead for {model.num_overlap_outcomes} outcomes")
     for policy in model.speculation_policies:

@@ -73,7 +73,11 @@ def services_config(options: UpOptions, console: Console) -> LocalServicesConfig
     named = {"--draft": draft} | {up_checks.flag(name): value for name, value in options.weights.items()}
     up_checks.check_paths({"--target": target} | named)
     router_options = up_checks.split("--router-options", options.router_options)
-    up_checks.check_tokenizers(target, named if names else {}, router_options)
+    is_translated = up_checks.check_tokenizers(target, named if names else {}, router_options, names)
+    if is_translated:
+        text = f"betoken: {draft} has another tokenizer than {target}: its drafts are translated"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    translation = ["--target-tokenizer", target] if is_translated else []
     port = up_checks.checked_port(options.host, options.port)
     http_port = None if options.no_gateway else _http_port(options.host, options.http_port, console)
     tls = ClientTls(
@@ -97,7 +101,7 @@ def services_config(options: UpOptions, console: Console) -> LocalServicesConfig
         host=options.host,
         port=port,
         verify_options=verify_options,
-        draft_options=up_checks.split("--draft-options", options.draft_options),
+        draft_options=[*translation, *up_checks.split("--draft-options", options.draft_options)],
         router_options=router_options,
         http_port=http_port,
         gateway_options=up_checks.split("--gateway-options", options.gateway_options),

@@ -26,6 +26,7 @@ from betoken.common.tokenizer_json import text_difference, tokenizer_text
 
 _DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 8000
+_DRAFT = "--draft"
 _DRAFTERS = "--drafters"
 _ATTACHED = "--attached-drafters"
 
@@ -114,7 +115,7 @@ def check_models_are_used(
 
     used = {SPECS[name].used(models) for name in names if name in SPECS}
     if is_draft_named and models.model and "model" not in used:
-        raise typer.BadParameter(f"{models.model}: none of the drafters uses it", param_hint="--draft")
+        raise typer.BadParameter(f"{models.model}: none of the drafters uses it", param_hint=_DRAFT)
     for name, value in weights.items():
         users = [spec for spec in SPECS.values() if any(option.name == name for option in spec.all_options)]
         is_from_environment = value == os.environ.get(f"BETOKEN_{name.upper()}")  # which workers read in any case
@@ -140,13 +141,16 @@ def check_paths(models: Mapping[str, str]) -> None:
             raise typer.BadParameter(f"{model}: {fault}", param_hint=option)
 
 
-def check_tokenizers(target: str, models: Mapping[str, str], router_options: Sequence[str]) -> None:
+def check_tokenizers(
+    target: str, models: Mapping[str, str], router_options: Sequence[str], drafters: Sequence[str] = ()
+) -> bool:
     """Check before models load that the target has a tokenizer and drafts would be of its ids; `models` by their
-    options.
+    options. Return whether drafts of the draft model have to be translated, which all `drafters` with a model support.
 
     Raises:
-        typer.BadParameter: it has none, or another model's is different.
+        typer.BadParameter: it has none, or another model's is different and not translated.
     """
+    is_translated = False
     own = _tokenizer_text("--target", target)
     is_elsewhere = any(option.partition("=")[0] == "--tokenizer" for option in router_options)
     if own is None and Path(os.path.expanduser(target)).exists() and not is_elsewhere:
@@ -154,9 +158,21 @@ def check_tokenizers(target: str, models: Mapping[str, str], router_options: Seq
         raise typer.BadParameter(f"{target} has no tokenizer.json: {remedy}", param_hint="--target")
     for option, model in models.items():
         text = _tokenizer_text(option, model) if model and own is not None else None
-        if text is not None and (difference := text_difference(cast(str, own), text)):
+        difference = "" if text is None else text_difference(cast(str, own), text)
+        if difference and option == _DRAFT and _translate(drafters):
+            is_translated = True
+        elif difference:
             text = f"{model}: not the tokenizer of {target}: {difference}; name a model of the target's family"
             raise typer.BadParameter(text, param_hint=option)
+    return is_translated
+
+
+def _translate(drafters: Sequence[str]) -> bool:
+    """Whether all of these drafters that run a model translate its drafts."""
+    from betoken.drafters.registry import SPECS  # of the services, which are installed by now
+
+    specs = [SPECS[name] for name in drafters if name in SPECS and SPECS[name].runs_model]
+    return bool(specs) and all(spec.translates for spec in specs)
 
 
 def _tokenizer_text(option: str, model: str) -> str | None:

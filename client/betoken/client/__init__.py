@@ -19,7 +19,7 @@ from betoken.client.config import (
     Speculation,
     VerificationMode,
 )
-from betoken.client.model_info import ModelInfo, SourceInfo, StepCost, ToolFormat, WorkerStatus
+from betoken.client.model_info import DraftTranslation, ModelInfo, SourceInfo, StepCost, ToolFormat, WorkerStatus
 from betoken.client.piece import Logprobs, Piece, RoundTimes, Token, TokenOrigin
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.speculation_policy import SpeculationPolicy
@@ -53,6 +53,7 @@ __all__ = [
     "Constraint",
     "DeadlineExceededError",
     "Detokenized",
+    "DraftTranslation",
     "FailedPreconditionError",
     "FinishReason",
     "BetokenError",

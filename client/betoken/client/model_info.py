@@ -46,6 +46,16 @@ class SourceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTranslation:
+    """How a draft worker translates the drafts of a model with another tokenizer than the target's."""
+
+    is_by_token: bool
+    """Whether drafts consist of tokens that both tokenizers have (TLI); False = their text is encoded again (SLEM)."""
+    coverage: float
+    """Share of the target's tokens in a sample text that the draft model has, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker as the router sees it; what its handshake says is empty or 0 while it is not connected."""
 
@@ -105,13 +115,17 @@ class WorkerStatus:
     """Whether it simulates its model: tokens, acceptance and times are made up."""
     mask_token_id: int | None
     """Mask token of a draft worker's PARD model, which drafts all tokens of a round in one forward; None without."""
+    translation: DraftTranslation | None
+    """Translation of a draft worker's drafts, if its model has another tokenizer; None without."""
 
     @classmethod
     def from_proto(cls, message: pb.WorkerInfo, role: str) -> WorkerStatus:
         hello = message.hello
         costs = tuple(StepCost(cost.rows, cost.context, cost.ns * 1e-9) for cost in hello.step_costs)
         mask = hello.mask_token_id if hello.HasField("mask_token_id") else None
-        given = {"role": hello.role or role, "step_costs": costs, "mask_token_id": mask}
+        given: dict[str, Any] = {"role": hello.role or role, "step_costs": costs, "mask_token_id": mask}
+        is_translated = hello.HasField("translation")
+        given["translation"] = from_message(DraftTranslation, hello.translation) if is_translated else None
         return from_message(cls, message, hello, message.load, **given)
 
 

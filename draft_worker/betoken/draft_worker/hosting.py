@@ -29,7 +29,7 @@ class Hosted:
     runners: list[ModelRunner] = field(default_factory=list)
     """Loaded models; the handshake describes the first."""
     tokenizer_hash: str = ""
-    """Hash that all models with a tokenizer share; empty = none has one."""
+    """Hash of the tokenizer whose ids drafts have; empty = not known."""
     page_tables: list[PageTable] = field(default_factory=list)
     """Page tables of the loaded models; a reload changes them."""
 
@@ -52,7 +52,9 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
         return Hosted(maker, maker.make())
     maker.models = models = _model_host(settings, progress)
     models.check_tokenizers()
-    return Hosted(maker, maker.make(), models.runners, models.tokenizer_hash, models.page_tables)
+    drafters = maker.make()
+    tokenizer_hash = models.tokenizer_hash if maker.translator is None else maker.translator.hash
+    return Hosted(maker, drafters, models.runners, tokenizer_hash, models.page_tables)
 
 
 def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:

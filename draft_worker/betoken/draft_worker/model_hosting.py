@@ -7,6 +7,7 @@ import os
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.tokenizer_json import tokenizer_difference
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.model import TARGET_TOKENIZER
 from betoken.drafters.registry import SPECS
 from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.bring_up.load import load_runner
@@ -48,11 +49,14 @@ class ModelHost:
 
     def check_tokenizers(self) -> None:
         """Compare models in directories before any is loaded; models of the hub are compared after their download.
+        Drafts of models with another tokenizer than --target-tokenizer are translated.
 
         Raises:
             FailedPreconditionError: two tokenizers differ; the text names sizes and the first difference.
         """
         settings = self._settings
+        if getattr(settings, TARGET_TOKENIZER.name):
+            return
         used = {SPECS[name].used(settings) or "" for name in settings.hosted_drafters if name in SPECS}
         for option in sorted(name for name in used if name not in ("", "model")):
             model = getattr(settings, option)

@@ -22,10 +22,11 @@ from betoken.rpc.progress import LoadProgress
 from betoken.rpc.server import Service, freeze_loaded, listening
 from betoken.v1 import draft_pb2_grpc
 from betoken.v1.draft_pb2 import DraftLinkRequest, DraftLinkResponse
-from betoken.v1.types_pb2 import WorkerHello
+from betoken.v1.types_pb2 import DraftTranslation, WorkerHello
 
 if TYPE_CHECKING:
     from betoken.draft_worker.rules import RulesOf
+    from betoken.drafters.translated.translation import Translation
 
 
 async def run(settings: DraftWorkerSettings) -> None:
@@ -94,7 +95,9 @@ def _load(
 
         rules_of = rules.rules_of
         texts = (runner.info.tokenizer_text() for runner in hosted.runners)
-        if (maker := rules.grammar_maker(next(filter(None, texts), ""))) is not None:
+        translator = hosted.maker.translator
+        text = next(filter(None, texts), "") if translator is None else translator.tokenizer_json
+        if (maker := rules.grammar_maker(text)) is not None:
             grammar_of.append(maker)
     weight_bytes = sum(runner.weight_bytes for runner in hosted.runners)
     hello.CopyFrom(
@@ -110,6 +113,7 @@ def _load(
             page_size=settings.page_size,
             is_synthetic=bool(settings.synthetic),
             mask_token_id=hosted.mask_token_id,
+            translation=_translation(hosted.maker.translation),
             weight_bytes=weight_bytes,
             kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
             other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),
@@ -121,3 +125,10 @@ def _load(
     hello.tokenizer_hash = hosted.tokenizer_hash
     hello.draft_context = min((runner.info.max_context for runner in hosted.runners), default=0)
     return DraftCore(hosted.drafters, hosted.page_tables, results, settings.max_sequences, fast_wake, rules_of)
+
+
+def _translation(translation: Translation | None) -> DraftTranslation | None:
+    """Description of a translation; None without one."""
+    if translation is None:
+        return None
+    return DraftTranslation(is_by_token=translation.is_by_token, coverage=translation.coverage)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -25,6 +25,15 @@ _NO_NODE = -2
 
 MAX_SOURCE_BYTES = 64
 """Longest name of a source, UTF-8 bytes."""
+
+
+class TargetHistory(NamedTuple):
+    """Text before a draft token, in the target's ids: the token's noise and logits processors depend on it."""
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    """Committed output and the draft so far."""
+    rules: "SequenceRules | None"
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +93,10 @@ class DraftSequence:
         self.output_ids.extend(ids)
         if self.rules is not None and not self.has_shared_rules:
             self.rules.commit(ids)
+
+    def history(self, draft_ids: Sequence[int]) -> TargetHistory:
+        """Return the text before the token that follows `draft_ids`."""
+        return TargetHistory(self.prompt_ids, [*self.output_ids, *draft_ids], self.rules)
 
     def branched(self, ahead_ids: Sequence[int]) -> "DraftSequence":
         """A copy in which `ahead_ids` are committed too; the copy's rules are its own."""

@@ -129,6 +129,8 @@ class DrafterSpec:
     """Most rows after the committed ids in a forward of its model, by the worker's settings; None = a draft block's."""
     simulates: bool = False
     """Whether its drafts are simulated, for a synthetic target only."""
+    translates: bool = False
+    """Whether it can draft with a model that has another tokenizer than the target."""
     predicts: bool = False
     """Whether it looks up what an answer is expected to say (`DraftSequence.predicted_ids`)."""
     other_sources: tuple[Source, ...] = ()

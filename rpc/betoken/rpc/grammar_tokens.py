@@ -8,10 +8,8 @@ token of that name.
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from tokenizers import Tokenizer
-
+from betoken.rpc.plain_tokenizer import plain_tokenizer
 from betoken.rpc.token_bytes import TokenBytes, decoder_kinds
 
 _MAX_SPELLED_CHARS = 1024
@@ -36,12 +34,7 @@ class GrammarTokens:
         data = json.loads(tokenizer_json)
         if not decoder_kinds(data.get("decoder")) & {"ByteLevel", "ByteFallback"}:
             raise ValueError("its decoder knows no bytes")
-        steps = {key: _without_prefix(data.get(key)) for key in ("normalizer", "pre_tokenizer")}
-        is_same = all(data.get(key) == step for key, step in steps.items())
-        self._fast = Tokenizer.from_str(tokenizer_json if is_same else json.dumps({**data, **steps}))
-        self._fast.no_truncation()
-        self._fast.no_padding()
-        self._fast.encode_special_tokens = True
+        self._fast = plain_tokenizer(tokenizer_json)
         added = self._fast.get_added_tokens_decoder()
         self.vocab_size = 1 + max((*self._fast.get_vocab().values(), *added), default=-1)
         """Ids of the model's tokens: [0, vocab_size)."""
@@ -55,14 +48,3 @@ class GrammarTokens:
         """Ids of a forced text, of its beginning if it is long; special tokens that it names are spelled."""
         ids: list[int] = self._fast.encode(text[:_MAX_SPELLED_CHARS], add_special_tokens=False).ids
         return ids
-
-
-def _without_prefix(part: Any) -> Any:
-    """A normalizer or pre-tokenizer that puts no space before a text; None if nothing is left of it."""
-    if not isinstance(part, dict) or part.get("type") == "Prepend":
-        return None
-    if part.get("type") == "Metaspace":
-        return {key: value for key, value in part.items() if key != "add_prefix_space"} | {"prepend_scheme": "never"}
-    for key in {"normalizers", "pretokenizers"} & part.keys():
-        part = {**part, key: [each for each in map(_without_prefix, part[key]) if each is not None]}
-    return part

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from betoken.common.errors import FailedPreconditionError
 from betoken.common.tokenizer_json import tokenizer_text
 from betoken.drafters.drafter import Drafter
+from betoken.drafters.model import TARGET_TOKENIZER
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.drafters.registry import BUILT_IN, SPECS
 from betoken.drafters.spec import DrafterSpec, Memory
@@ -18,6 +20,9 @@ from betoken.v1.types_pb2 import SourceInfo
 
 if TYPE_CHECKING:
     from betoken.drafters.shared_pages import SharedPages
+    from betoken.drafters.translated.drafter import Translated
+    from betoken.drafters.translated.making import Translator
+    from betoken.drafters.translated.translation import Translation
     from betoken.engine.runner import ModelRunner
 
 
@@ -46,6 +51,17 @@ class DrafterMaker:
         self._target = target
         # Plug-ins first, so that a bad one is rejected before any model is loaded.
         self._made = {name: load_plugin(name) for name in names if is_plugin_path(name)}
+        self._translated: dict[str, Translated] = {}
+        """Translated drafters by name; the drafters that they translate for are in `_made`."""
+        self._translations: dict[str, Translation | None] = {}
+        """Translations of the models, by option; None for a model with the target's tokenizer."""
+        self.translator = _translator(getattr(settings, TARGET_TOKENIZER.name, "") if target is None else "")
+        """Translates drafts of models with another tokenizer; None if all models have the target's."""
+
+    @property
+    def translation(self) -> Translation | None:
+        """Translation of the first model with another tokenizer than the target's; None without such a model."""
+        return next((each for each in self._translations.values() if each is not None), None)
 
     def make(self) -> dict[str, Drafter]:
         """The hosted drafters by name.
@@ -53,7 +69,7 @@ class DrafterMaker:
         Raises:
             FailedPreconditionError: a drafter's model, weights or options do not fit, or are missing.
         """
-        return {name: self.drafter(name) for name in self._names}
+        return {name: self._hosted(name) for name in self._names}
 
     def make_again(self, names: Collection[str]) -> dict[str, Drafter]:
         """New drafters in place of `names` and of all that share their models, with weights read again.
@@ -63,22 +79,25 @@ class DrafterMaker:
         """
         options = {option for name in names if (option := self._used(name))}
         again = [name for name in self._names if name in names or self._used(name) in options]
-        before = dict(self._made)
-        for name in again:
-            del self._made[name]
+        before = self._made, self._translated
+        self._made = {name: made for name, made in self._made.items() if name not in again}
+        self._translated = {name: made for name, made in self._translated.items() if name not in again}
         if (models := self.models) is not None:
             for option in options:
                 models.forget(option)
         try:
-            return {name: self.drafter(name) for name in again}
+            return {name: self._hosted(name) for name in again}
         except BaseException:
-            self._made = before
+            self._made, self._translated = before
             raise
 
     def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
         """See `DrafterContext`."""
         assert self.models is not None, "a drafter that runs a model says so in its spec"
-        return self.models.load(option, num_layers)
+        runner, pages = self.models.load(option, num_layers)
+        if self.translator is not None:
+            runner, self._translations[option] = self.translator.translate(runner)
+        return runner, pages
 
     def drafter(self, name: str) -> Drafter:
         """See `DrafterContext`."""
@@ -88,13 +107,33 @@ class DrafterMaker:
 
     def others(self, name: str) -> dict[str, Drafter]:
         """See `DrafterContext`."""
-        return {other: self.drafter(other) for other in self._names if other != name and _is_source(other)}
+        return {other: self._hosted(other) for other in self._names if other != name and _is_source(other)}
 
     def tokenizer_text(self) -> str:
         """See `DrafterContext`."""
         if self._target is not None:
             return self._target.info.tokenizer_text()
+        if self.translator is not None:
+            return self.translator.tokenizer_json
         return (self.settings.model and tokenizer_text(self.settings.model)) or ""
+
+    def _hosted(self, name: str) -> Drafter:
+        """The drafter as the host has it, with the target's ids.
+
+        Raises:
+            FailedPreconditionError: it cannot draft with a model that has another tokenizer.
+        """
+        drafter, option = self.drafter(name), self._used(name)
+        if option is None or (translation := self._translations.get(option)) is None:
+            return drafter
+        if not SPECS[name].translates:
+            text = f"{getattr(self.settings, option)}: `{name}` needs a model with the target's tokenizer"
+            raise FailedPreconditionError(f"--{option.replace('_', '-')} = {text} (--target-tokenizer)")
+        if name not in self._translated:
+            from betoken.drafters.translated.drafter import Translated
+
+            self._translated[name] = Translated(drafter, translation)
+        return self._translated[name]
 
     def _used(self, name: str) -> str | None:
         return SPECS[name].used(self.settings) if name in SPECS else None
@@ -148,3 +187,16 @@ def _is_source(name: str) -> bool:
     """Whether `others` includes this drafter."""
     spec = SPECS.get(name)
     return spec is None or not (spec.num_others or spec.comes_first)
+
+
+def _translator(source: str) -> Translator | None:
+    """A translator to the tokenizer that --target-tokenizer names; None without one.
+
+    Raises:
+        FailedPreconditionError: the tokenizer cannot be read.
+    """
+    if not source:
+        return None
+    from betoken.drafters.translated.making import Translator  # needs tokenizers, which n-grams do without
+
+    return Translator(source)

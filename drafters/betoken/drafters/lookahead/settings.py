@@ -13,7 +13,7 @@ class LookaheadSettings(SequenceSettings):
 
     window: int = setting(15, "W of `lookahead`: columns of its window.", 2, 256, option="lookahead_window")
     ngram_size: int = setting(5, "N of `lookahead`: tokens of an n-gram.", 2, 64, option="lookahead_ngram_size")
-    guesses: int = setting(15, "G of `lookahead`: most guesses per token.", 1, 256, option="lookahead_guesses")
+    guesses: int = setting(15, "G of `lookahead`: most guesses per token.", 1, 256)
     steps: int = setting(1, "Most steps of `lookahead` after each draft.", 1, 64)
     seed_from_prompt: bool = setting(
         False,

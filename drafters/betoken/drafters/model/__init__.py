@@ -6,12 +6,20 @@ import logging
 from typing import TYPE_CHECKING
 
 from betoken.drafters.model.settings import ModelSettings
+from betoken.drafters.settings import Option
 from betoken.drafters.spec import DrafterContext, DrafterSpec
 
 if TYPE_CHECKING:
     from betoken.drafters.model.drafter import ModelDrafter
 
 _LOG = logging.getLogger(__name__)
+TARGET_TOKENIZER = Option(
+    "target_tokenizer",
+    str,
+    "",
+    "Target model or its tokenizer.json, for draft models with another tokenizer: their drafts are translated. A"
+    " directory, a file, or a hub id.",
+)
 
 
 def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
@@ -36,4 +44,6 @@ SPEC: DrafterSpec = DrafterSpec(
     runs_model=True,
     is_usual=True,
     settings=ModelSettings,
+    translates=True,
+    options=(TARGET_TOKENIZER,),
 )

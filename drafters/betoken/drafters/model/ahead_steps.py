@@ -11,6 +11,7 @@ from torch import Tensor
 from betoken.drafters.drafter import DraftedAhead, DraftSequence
 from betoken.drafters.model.ahead import AheadDraft, Candidates, Outcome
 from betoken.drafters.model.sequence import DraftKV
+from betoken.drafters.model.tokens import sample_group
 from betoken.drafters.model.tree import ERROR_SCALE
 from betoken.engine.batch import Segment
 from betoken.engine.runner import ModelRunner
@@ -32,7 +33,7 @@ class _Part(NamedTuple):
         """The rows of logits."""
         seq, ahead = self.sequence, self.ahead
         paths = [ahead.path_ids(outcome) for outcome in self.outcomes] or [ahead.draft_ids]
-        return [SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + path, (), seq.rules) for path in paths]
+        return [sample_group(seq, path) for path in paths]
 
 
 class AheadSteps:

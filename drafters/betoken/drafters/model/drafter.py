@@ -23,11 +23,10 @@ from betoken.drafters.model.ahead_steps import AheadSteps
 from betoken.drafters.model.parallel import ParallelDrafting
 from betoken.drafters.model.sequence import DraftKV, Guesser, Planned, chain_part, tree_part
 from betoken.drafters.model.settings import ModelSettings
-from betoken.drafters.model.tokens import Place, add_children, choose_draft_tokens
+from betoken.drafters.model.tokens import Place, add_children, choose_draft_tokens, sample_group
 from betoken.drafters.model.tree import ModelTree
 from betoken.drafters.shared_pages import IdlePages, SharedPages
 from betoken.engine.runner import ModelRunner
-from betoken.engine.sampler import SampleGroup
 from betoken.engine.tree import KeptPath
 from betoken.kernels.accept import accept_block
 
@@ -272,7 +271,7 @@ class ModelDrafter:
 
     def _take_tokens(self, drafting: list[tuple[DraftSequence, list[int]]], logits: Tensor) -> None:
         """Append what the model says in place of each sequence's guesses: those it agrees with, and its next token."""
-        groups = [self._sample_group(seq, guesses) for seq, guesses in drafting]
+        groups = [sample_group(seq, self._caches[seq].draft_ids, guesses) for seq, guesses in drafting]
         tokens = choose_draft_tokens(logits, groups, [seq for seq, _ in drafting])
         first_rows = list(accumulate((group.num_rows for group in groups), initial=0))
         self._ahead.note_candidates([seq for seq, _ in drafting], groups, first_rows, logits)
@@ -285,10 +284,6 @@ class ModelDrafter:
                 kv.add_token(token, source, seq.end_ids)
                 if not kv.is_drafting:
                     break
-
-    def _sample_group(self, seq: DraftSequence, guesses: list[int]) -> SampleGroup:
-        output_ids = seq.output_ids + self._caches[seq].draft_ids
-        return SampleGroup(seq.params, seq.prompt_ids, output_ids, guesses, seq.rules)
 
     def _take_finished(self) -> list[Drafted]:
         finished = []

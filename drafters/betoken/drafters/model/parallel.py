@@ -14,7 +14,7 @@ from torch import Tensor
 
 from betoken.drafters.drafter import DraftSequence
 from betoken.drafters.model.sequence import DraftKV
-from betoken.drafters.model.tokens import DraftToken, Place, add_children, choose_draft_tokens
+from betoken.drafters.model.tokens import DraftToken, Place, add_children, choose_draft_tokens, sample_group
 from betoken.engine.sampler import SampleGroup
 
 
@@ -30,11 +30,11 @@ class _Chain:
 
     def next_group(self) -> SampleGroup:
         """The rows whose tokens can be chosen now: all, or the next one if rules depend on the tokens before."""
-        seq = self.sequence
-        has_rules = seq.params.has_rules if seq.rules is None else not seq.rules.is_empty
-        num_further = 0 if has_rules else len(self.rows) - len(self.tokens) - 1
-        output_ids = seq.output_ids + [token.token_id for token in self.tokens]
-        return SampleGroup(seq.params, seq.prompt_ids, output_ids, [0] * num_further, seq.rules)
+        group = sample_group(self.sequence, [token.token_id for token in self.tokens])
+        has_rules = group.params.has_rules if group.rules is None else not group.rules.is_empty
+        if not has_rules:
+            group.draft_ids = [0] * (len(self.rows) - len(self.tokens) - 1)
+        return group
 
     def add(self, token: DraftToken) -> None:
         """Append a token, unless one before it ends the answer."""

@@ -16,6 +16,12 @@ from betoken.engine.sampler.draft_probs import sample_drafts
 from betoken.engine.sparse_probs import SparseProbs
 
 
+def sample_group(seq: DraftSequence, draft_ids: Sequence[int], following_ids: Sequence[int] = ()) -> SampleGroup:
+    """The rows after `draft_ids`, and after each of the `following_ids`."""
+    prompt_ids, output_ids, rules = seq.history(draft_ids)
+    return SampleGroup(seq.params, prompt_ids, output_ids, following_ids, rules)
+
+
 class DraftToken(NamedTuple):
     """A draft token of a chain."""
 
@@ -59,10 +65,7 @@ def add_children(places: Sequence[Place], logits: Tensor) -> None:
 
     `logits`: [R, V], the row of each place.
     """
-    groups = [
-        SampleGroup(seq.params, seq.prompt_ids, seq.output_ids + tree.path_ids(node), (), seq.rules)
-        for seq, tree, node in places
-    ]
+    groups = [sample_group(seq, tree.path_ids(node)) for seq, tree, node in places]
     ids, log_shares = perturbed_top(logits, groups, max(tree.max_branches for _, tree, _ in places), ERROR_SCALE)
     for (_, tree, node), *children in zip(places, ids.tolist(), log_shares.tolist(), strict=True):
         tree.add_children(node, *children)

@@ -20,5 +20,11 @@ def _make(host: DrafterContext) -> Drafter:
 
 
 SPEC = DrafterSpec(
-    name="staged", make=_make, needs=model.SPEC.needs, runs_model=True, is_usual=True, settings=NgramSettings
+    name="staged",
+    make=_make,
+    needs=model.SPEC.needs,
+    runs_model=True,
+    is_usual=True,
+    translates=True,
+    settings=NgramSettings,
 )

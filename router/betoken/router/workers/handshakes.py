@@ -44,12 +44,13 @@ class Handshakes:
 
     def check_draft(self, hello: WorkerHello) -> None:
         """Raises:
-        FailedPreconditionError: another tokenizer. A worker without a model (n-grams) needs ids only and has none.
+        FailedPreconditionError: drafts have ids of another tokenizer. A worker without a model (n-grams) names none,
+            and a worker that translates drafts names the target's.
         """
         if hello.tokenizer_hash and hello.tokenizer_hash != self.tokenizer.hash:
-            raise self._tokenizers_differ(hello)
+            raise self._tokenizers_differ(hello, "; --target-tokenizer of the draft worker translates its drafts")
 
-    def _tokenizers_differ(self, hello: WorkerHello) -> FailedPreconditionError:
+    def _tokenizers_differ(self, hello: WorkerHello, remedy: str = "") -> FailedPreconditionError:
         own = f"{self.tokenizer_source} has {self.tokenizer.hash} of {self.tokenizer.vocab_size} ids"
         other = f"the {hello.role} worker's {hello.model_id or 'model'} has {hello.tokenizer_hash or 'none'}"
-        return FailedPreconditionError(f"tokenizers differ: {own}, {other}, its model {hello.vocab_size} rows")
+        return FailedPreconditionError(f"tokenizers differ: {own}, {other}, its model {hello.vocab_size} rows{remedy}")
