@@ -65,6 +65,20 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
         assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
 
 
+async def test_parallel_eagle_layers_give_the_plain_tokens(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "target_hidden_size": 32, "vocab_size": VOCAB_SIZE, "draft_vocab_size": 200}
+    shape = tiny_shape(**sizes, state_layers=(0, 1, 1), num_layers=2, mask_token_id=VOCAB_SIZE - 1)
+    verify = save_all(tmp_path, "eagle3") | {"num_pages": 24, "max_context": 200}
+    save_layer(tmp_path / "eagle3", tiny_layer(shape, spread=0.4), "speculators")
+    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
+        plain = await answers(client, Speculation(off=True), 0.8)
+        for num_draft_tokens in (None, 4):
+            drafted = await answers(client, Speculation("eagle3", num_draft_tokens=num_draft_tokens), 0.8)
+            assert reported(drafted) == reported(plain)
+        assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
+        await until_all_pages_are_free(client)
+
+
 async def test_modes_with_eagle3_repeat_whatever_is_cached(tmp_path: Path) -> None:
     """The layer's state of a text does not depend on the content of the worker's pages."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:

@@ -1,6 +1,5 @@
 """Block drafters over pages, batches and verification results draft what transformers and the definitions do."""
 
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +13,9 @@ from betoken.drafters.dflash.checkpoint import load_block
 from betoken.drafters.dflash.drafter import DflashDrafter
 from betoken.drafters.dflash.forward import BlockForward
 from betoken.drafters.dflash.settings import DflashSettings
-from betoken.drafters.drafter import DraftSequence, DraftTerms
-from betoken.drafters.features import FeatureSpan
+from betoken.drafters.drafter import DraftTerms
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.side.files import TargetShape
-from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.page_table import PageTable
@@ -26,9 +23,9 @@ from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from tests.drafters.dflash.reference import LiteralBlock
 from tests.drafters.dflash.tiny import save_block, tiny_shape, tiny_tensors
+from tests.drafters.rig import Rig, ids_of
 from tests.engine.tiny import save_tiny
 
-GREEDY = SamplingParams(temperature=0.0)
 TARGET = TargetShape("tiny", vocab_size=101, hidden_size=64, num_layers=2, max_context=640)
 VARIANTS = {
     "dflash": {},
@@ -49,56 +46,20 @@ def target(tmp_path_factory):
     )
 
 
-class Rig:
+class BlockRig(Rig):
     """A drafter from a tiny checkpoint, and the target whose states it receives."""
 
     def __init__(self, target, folder, shape=None, num_pages=64, max_rows=64, layout="published", compiled=False):
-        self.target, self.shape = target, shape or tiny_shape()
+        self.shape = shape or tiny_shape()
         self.folder, self.tensors = folder, tiny_tensors(self.shape)
         loaded = load_block(save_block(folder, self.shape, layout, self.tensors), TARGET)
-        self.table = PageTable(num_pages, 4, prefix_caching=True)
+        table = PageTable(num_pages, 4, prefix_caching=True)
         self.forward = BlockForward(loaded, target.parts, num_pages, 4)
         if compiled:
             self.forward.compile(folder / "cache")
-        pages = SharedPages(self.table, idle_grace_s=0.0)
-        self.drafter = DflashDrafter(self.forward, pages, (0, 1), 101, max_rows, DflashSettings())
-
-    def states_of(self, ids):
-        """[n, 2, H], as the target gives them."""
-        page_ids, _ = self.target.page_table.allocate(ids)
-        features = self.target.forward([Segment(page_ids, 0, ids, 1)]).features.clone()
-        self.target.page_table.release(page_ids)
-        return features
-
-    def open(self, prompt_ids, params=GREEDY, **fields):
-        seq = DraftSequence((0, len(self.drafter._sequences)), params, prompt_ids, [], 600, **fields)
-        self.drafter.open(seq)
-        return seq
-
-    def send(self, seqs, first=0, end=None):
-        """The states of all positions from `first` on, up to `end`, in one call for all sequences."""
-        spans, rows, start = [], [], 0
-        for seq in seqs:
-            own = self.states_of(seq.ids)[first : len(seq.ids) - 1 if end is None else end]
-            spans.append(FeatureSpan(seq, first, start, len(own)))
-            rows.append(own)
-            start += len(own)
-        self.drafter.observe(spans, torch.cat(rows))
-
-    def commit(self, seq, ids):
-        """A verification result: `ids` with the states of the positions that it decided."""
-        first = len(seq.ids) - 1
-        seq.ids.extend(ids)
-        seq.output_ids.extend(ids)
-        self.drafter.commit(seq, ids)
-        self.send([seq], first)
-
-    def draft(self, seqs, num_tokens=8):
-        for seq in seqs:
-            self.drafter.request(seq, num_tokens)
-        drafted = {id(answer.sequence): answer for answer in self.drafter.step()}
-        self.drafter.check_integrity()
-        return [drafted[id(seq)] for seq in seqs]
+        pages = SharedPages(table, idle_grace_s=0.0)
+        drafter = DflashDrafter(self.forward, pages, (0, 1), 101, max_rows, DflashSettings())
+        super().__init__(target, drafter, table)
 
     def literal(self, ids, first=0):
         """(ids, confidences) of the literal definition."""
@@ -110,16 +71,12 @@ class Rig:
         return self.target.parts.head(torch.eye(64)).T
 
 
-def ids_of(seed, length):
-    return random.Random(seed).choices(range(1, 100), k=length)
-
-
 def assert_is_literal(rig, seq, drafted, first=0):
     assert drafted.draft_ids == rig.literal(seq.ids, first)[0]
 
 
 def test_dflash_drafts_equal_those_of_transformers_step_by_step(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", layout="transformers")
+    rig = BlockRig(target, tmp_path / "block", layout="transformers")
     shape = rig.shape
     config = MuseGlimmerAssistantConfig(
         hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -155,7 +112,7 @@ def test_dflash_drafts_equal_those_of_transformers_step_by_step(target, tmp_path
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_block_drafts_of_each_variant_equal_the_literal_definition(target, tmp_path, name):
-    rig = Rig(target, tmp_path / "block", tiny_shape(name.partition("/")[0], **VARIANTS[name]))
+    rig = BlockRig(target, tmp_path / "block", tiny_shape(name.partition("/")[0], **VARIANTS[name]))
     seqs = [rig.open(ids_of(seed, 5 + 9 * seed)) for seed in range(3)]
     rig.send(seqs)
     for accepted in ([7], [3, 4, 5, 6], [9, 9]):
@@ -165,7 +122,7 @@ def test_block_drafts_of_each_variant_equal_the_literal_definition(target, tmp_p
 
 
 def test_a_compiled_block_drafter_drafts_the_literal_block(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", tiny_shape("dflash2"), compiled=True)
+    rig = BlockRig(target, tmp_path / "block", tiny_shape("dflash2"), compiled=True)
     assert rig.forward.is_compiled
     seqs = [rig.open(ids_of(seed, 9)) for seed in range(2)]
     rig.send(seqs)
@@ -174,7 +131,7 @@ def test_a_compiled_block_drafter_drafts_the_literal_block(target, tmp_path):
 
 
 def test_context_of_a_long_prompt_is_computed_chunk_by_chunk(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", num_pages=96, max_rows=48)
+    rig = BlockRig(target, tmp_path / "block", num_pages=96, max_rows=48)
     seq = rig.open(ids_of(5, 200))
     for first in range(0, 199, 70):
         rig.send([seq], first, min(first + 70, 199))
@@ -184,7 +141,7 @@ def test_context_of_a_long_prompt_is_computed_chunk_by_chunk(target, tmp_path):
 
 
 def test_states_that_are_missing_or_sent_again_leave_the_block_of_the_known_text(target, tmp_path):
-    rig = Rig(target, tmp_path / "block")
+    rig = BlockRig(target, tmp_path / "block")
     missing, again = (rig.open(ids_of(seed, 30)) for seed in (8, 9))
     assert rig.draft([missing])[0].draft_ids == []
     rig.send([missing], 12)
@@ -196,7 +153,7 @@ def test_states_that_are_missing_or_sent_again_leave_the_block_of_the_known_text
 
 
 def test_a_text_with_a_cached_prefix_takes_over_its_context(target, tmp_path):
-    rig = Rig(target, tmp_path / "block")
+    rig = BlockRig(target, tmp_path / "block")
     begin = ids_of(10, 24)
     first = rig.open([*begin, 5, 6])
     rig.send([first])
@@ -213,7 +170,7 @@ def test_a_text_with_a_cached_prefix_takes_over_its_context(target, tmp_path):
 
 
 def test_without_pages_for_a_block_its_sequence_does_not_draft(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", num_pages=4)
+    rig = BlockRig(target, tmp_path / "block", num_pages=4)
     seq = rig.open(ids_of(11, 12))
     rig.send([seq])
     assert rig.draft([seq])[0].draft_ids != []
@@ -222,7 +179,7 @@ def test_without_pages_for_a_block_its_sequence_does_not_draft(target, tmp_path)
 
 
 def test_a_block_gives_as_many_tokens_as_requested_and_none_after_an_end_id(target, tmp_path):
-    rig = Rig(target, tmp_path / "block")
+    rig = BlockRig(target, tmp_path / "block")
     seq = rig.open(ids_of(12, 12))
     rig.send([seq])
     ids = rig.draft([seq])[0].draft_ids
@@ -237,7 +194,7 @@ def test_a_block_gives_as_many_tokens_as_requested_and_none_after_an_end_id(targ
 
 
 def test_the_confidence_head_of_dspark_ends_a_draft(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", tiny_shape("dspark"))
+    rig = BlockRig(target, tmp_path / "block", tiny_shape("dspark"))
     whole = rig.open(ids_of(13, 12))
     rig.send([whole])
     ids, confidences = rig.literal(whole.ids)
@@ -253,7 +210,7 @@ def test_the_confidence_head_of_dspark_ends_a_draft(target, tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"logit_bias": ((7, 3.0), (9, 3.0))}, {"presence_penalty": 1.0}])
 def test_under_sampling_tokens_of_a_block_are_the_targets_choice_of_the_same_scores(target, tmp_path, fields):
-    rig = Rig(target, tmp_path / "block")
+    rig = BlockRig(target, tmp_path / "block")
     for seed in range(5):
         params = SamplingParams(temperature=0.9, seed=seed, **fields)
         seq = rig.open(ids_of(seed, 9), params)
@@ -266,7 +223,7 @@ def test_under_sampling_tokens_of_a_block_are_the_targets_choice_of_the_same_sco
 
 
 def test_for_rejection_tokens_of_a_block_come_with_their_distributions(target, tmp_path):
-    rig = Rig(target, tmp_path / "block", tiny_shape("dflash2"))
+    rig = BlockRig(target, tmp_path / "block", tiny_shape("dflash2"))
     seq = rig.open(ids_of(30, 9), SamplingParams(temperature=0.9, seed=5), wants_probs=True)
     rig.send([seq])
     (drafted,) = rig.draft([seq])
@@ -277,4 +234,4 @@ def test_for_rejection_tokens_of_a_block_come_with_their_distributions(target, t
 
 def test_a_pass_that_holds_no_block_is_refused_by_name(target, tmp_path):
     with pytest.raises(FailedPreconditionError, match="--max-num-batched-tokens = 4: must be at least 5, "):
-        Rig(target, tmp_path / "block", max_rows=4)
+        BlockRig(target, tmp_path / "block", max_rows=4)

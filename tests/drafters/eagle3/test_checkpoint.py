@@ -109,9 +109,9 @@ def test_a_narrow_layer_without_embeddings_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators_model_type: 'dflash': must be 'eagle3'"),
+        ({"speculators_model_type": "dflash"}, "speculators_model_type: 'dflash': must be 'eagle3' or 'peagle'"),
         ({"architectures": ["LlamaForCausalLMEagle4"]}, "EAGLE-4 is not supported"),
-        ({"parallel_drafting": True}, "P-EAGLE"),
+        ({"parallel_drafting": True}, "ptd_token_id: None: must be an integer"),
         ({"num_hidden_layers": 2}, "num_hidden_layers: 2: must be 1"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu': must be 'silu'"),
         ({"model_type": "gpt_oss"}, "model_type: 'gpt_oss': must be one of llama"),

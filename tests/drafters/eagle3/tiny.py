@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from betoken.drafters.eagle3.module import Eagle1Layer, Eagle3Layer
+from betoken.drafters.eagle3.module import make_layer
 from betoken.drafters.eagle3.shape import EagleShape
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -33,7 +33,7 @@ def tiny_shape(**fields):
 def tiny_layer(shape, seed=0, spread=0.25, dtype=torch.float32):
     """A layer with random weights of that spread; its ids are spread over the target's."""
     generator = torch.Generator().manual_seed(seed)
-    layer = Eagle3Layer(shape) if shape.version == 3 else Eagle1Layer(shape)
+    layer = make_layer(shape)
     with torch.no_grad():
         for name, weight in layer.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
@@ -54,7 +54,7 @@ def config_of(shape, layout):
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": shape.num_layers,
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_context,
         "rms_norm_eps": shape.rms_norm_eps,
@@ -66,17 +66,24 @@ def config_of(shape, layout):
     if shape.version == 1:
         return layer | {"bias": shape.has_fc_bias}
     if layout == "speculators":
-        return draft | {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "speculators_version": "0.9.0",
-            "eagle_aux_hidden_state_layer_ids": None if shape.state_layers is None else list(shape.state_layers),
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "verifier": {"name_or_path": shape.base, "architectures": []},
-            },
-            "transformer_layer_config": layer,
-        }
+        is_parallel = shape.mask_token_id is not None
+        return (
+            draft
+            | ({"mask_token_id": shape.mask_token_id} if is_parallel else {})
+            | {
+                "architectures": ["PEagleSpeculator" if is_parallel else "Eagle3Speculator"],
+                "speculators_model_type": "peagle" if is_parallel else "eagle3",
+                "speculators_version": "0.9.0",
+                "eagle_aux_hidden_state_layer_ids": None if shape.state_layers is None else list(shape.state_layers),
+                "speculators_config": {
+                    "algorithm": "eagle3",
+                    "verifier": {"name_or_path": shape.base, "architectures": []},
+                },
+                "transformer_layer_config": layer,
+            }
+        )
+    if shape.mask_token_id is not None:
+        draft |= {"parallel_drafting": True, "ptd_token_id": shape.mask_token_id}
     eagle = {"eagle_aux_hidden_state_layer_ids": list(shape.state_layers or ()), "use_aux_hidden_state": True}
     named = {"architectures": ["LlamaForCausalLMEagle3"]} if layout == "specforge" else {}
     return layer | draft | named | ({"eagle_config": eagle} if shape.state_layers else {})

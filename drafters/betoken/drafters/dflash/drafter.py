@@ -1,7 +1,7 @@
 """Block drafters as attached drafters: one pass over a block of mask tokens gives all tokens of a draft.
 
 The block is the last committed token and masks behind it. It sees the keys and values of the context, which come from
-the target's states alone and are computed once per position; those of the block are overwritten by the next context.
+the target's states alone and are computed once per position. The next context overwrites the block.
 Knows no target, no links and no forwards of the target's.
 """
 

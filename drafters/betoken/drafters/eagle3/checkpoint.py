@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from betoken.drafters.eagle3.module import Eagle1Layer, Eagle3Layer, Rotary
+from betoken.drafters.eagle3.module import make_layer as make_module
 from betoken.drafters.eagle3.shape import EagleShape, read_shape
 from betoken.drafters.side.files import TargetShape, check_tensor, read_json, read_tensors, target_ids, weight_files
 from betoken.engine.errors import ModelRefusedError
@@ -88,7 +89,7 @@ def make_layer(shape: EagleShape, tensors: Mapping[str, Tensor], target: TargetS
     if embedding is not None:
         check_tensor(_EMBEDDING, embedding, torch.Size((shape.vocab_size, shape.hidden_size)))
     with torch.device("meta"):  # no memory for weights that are replaced
-        layer = Eagle3Layer(shape) if shape.version == 3 else Eagle1Layer(shape)
+        layer = make_module(shape)
     _check_names(layer, shape, given)
     ids = target_ids(given.pop("d2t", torch.zeros(shape.draft_vocab_size)), shape.vocab_size)
     layer.load_state_dict(given, strict=False, assign=True)
@@ -106,6 +107,8 @@ def _check_target(shape: EagleShape, target: TargetShape, has_embedding: bool) -
         raise ModelRefusedError(f"{name}: {shape.target_hidden_size}: must be {target.hidden_size}, the target's")
     if shape.version == 1 and shape.hidden_size != target.hidden_size:
         raise ModelRefusedError(f"hidden_size: {shape.hidden_size}: must be {target.hidden_size}, the target's")
+    if shape.mask_token_id is not None and shape.mask_token_id >= target.vocab_size:
+        raise ModelRefusedError(f"mask_token_id: {shape.mask_token_id}: must be below {target.vocab_size}")
     if not has_embedding and shape.hidden_size != target.hidden_size:
         limit = f"must be there, as the target's embeddings are {target.hidden_size} wide, not {shape.hidden_size}"
         raise ModelRefusedError(f"{_EMBEDDING}: {limit}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from betoken.drafters.eagle3.checkpoint import LoadedLayer
+from betoken.drafters.eagle3.module import ParallelEagleLayers
 from betoken.drafters.eagle3.shape import EagleShape
 from betoken.engine.attention import Scoring
 from betoken.engine.batch import Batch
@@ -42,7 +44,7 @@ class LayerForward:
         self._layer, self._parts = loaded.layer, parts
         self._embedding = None if loaded.embedding is None else loaded.embedding.to(parts.device, parts.dtype)
         self._norms_states = self.shape.fc_norm or self.shape.norm_before_fc
-        shapes = {0: kv_shape(self.shape)}
+        shapes = dict.fromkeys(range(self.shape.num_layers), kv_shape(self.shape))
         self._forward = SideForward(self._run, loaded.layer, shapes, parts, num_pages, page_size, cache_dir)
 
     @property
@@ -71,6 +73,12 @@ class LayerForward:
             fused = self._layer.fuse(features.flatten(1))
         return fused.clone() if fused.data_ptr() == features.data_ptr() else fused
 
+    def mask_input(self) -> Tensor:
+        """[1, H], input of positions that are drafted in parallel."""
+        layer = self._layer
+        assert isinstance(layer, ParallelEagleLayers), "the layer drafts one token in a pass"
+        return self.fuse(layer.mask_hidden.view(1, self.shape.num_states, -1))
+
     def __call__(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Write the KV of the batch's rows, each with its `hidden` [R, H].
 
@@ -90,9 +98,13 @@ class LayerForward:
             embedded = self._parts.embed(token_ids)
         else:
             embedded = functional.embedding(token_ids, self._embedding)
-        read, fed_back = self._layer.run(embedded, hidden, positions, self._attend, rows)
+        if isinstance(self._layer, ParallelEagleLayers):
+            attends = [partial(self._attend, layer=layer) for layer in range(self.shape.num_layers)]
+            read = fed_back = self._layer.run_layers(embedded, hidden, positions, attends, rows)
+        else:
+            read, fed_back = self._layer.run(embedded, hidden, positions, self._attend, rows)
         head = self._layer.lm_head
         return self._parts.head(read) if head is None else head(read).float(), fed_back
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._forward.attend(0, query, key, value, Scoring(self.shape.head_dim**-0.5, 0, 0.0, None))
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int = 0) -> Tensor:
+        return self._forward.attend(layer, query, key, value, Scoring(self.shape.head_dim**-0.5, 0, 0.0, None))

@@ -13,6 +13,7 @@ from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.eagle3.checkpoint import load_layer, read_shape_of
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward, kv_shape
+from betoken.drafters.eagle3.parallel import ParallelEagleDrafter
 from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.side.files import TargetShape, weight_files
@@ -48,13 +49,14 @@ def memory_of(settings: Any) -> Memory:
     itemsize = 2 if settings.dtype in ("bfloat16", "float16") else 4
     try:
         directory = _directory(settings)
-        page_bytes = kv_shape(read_shape_of(directory)).page_bytes(settings.page_size, itemsize)
+        shape = read_shape_of(directory)
+        page_bytes = shape.num_layers * kv_shape(shape).page_bytes(settings.page_size, itemsize)
         return Memory(sum(path.stat().st_size for path in weight_files(directory)), page_bytes)
     except ModelRefusedError as error:
         raise _refusal(settings, error) from error
 
 
-def make_drafter(host: DrafterContext) -> EagleDrafter:
+def make_drafter(host: DrafterContext) -> EagleDrafter | ParallelEagleDrafter:
     """The drafter of the settings' layer for the host's target.
 
     Raises:
@@ -74,14 +76,11 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
     if parts.device.type == "cuda":
         forward.record(min(_MAX_RECORDED_ROWS, target.max_num_batched_tokens), info.max_context)
     places = {layer: place for place, layer in enumerate(sorted(set(loaded.state_layers)))}
-    return EagleDrafter(
-        forward,
-        SharedPages(PageTable(table.num_pages, table.page_size, prefix_caching=settings.prefix_caching)),
-        [places[layer] for layer in loaded.state_layers],
-        info.vocab_size,
-        target.max_num_batched_tokens,
-        EagleSettings.of_options(settings),
-    )
+    pages = SharedPages(PageTable(table.num_pages, table.page_size, prefix_caching=settings.prefix_caching))
+    columns, max_rows = [places[layer] for layer in loaded.state_layers], target.max_num_batched_tokens
+    if loaded.shape.mask_token_id is not None:
+        return ParallelEagleDrafter(forward, pages, columns, info.vocab_size, max_rows)
+    return EagleDrafter(forward, pages, columns, info.vocab_size, max_rows, EagleSettings.of_options(settings))
 
 
 def _directory(settings: Any) -> Path:

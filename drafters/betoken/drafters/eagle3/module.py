@@ -7,7 +7,7 @@ Source: Li et al., EAGLE-3, arXiv:2503.01840; EAGLE, arXiv:2401.15077; written f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -155,16 +155,18 @@ class _MidLayer(nn.Module):
 
 
 class _PlainLayer(nn.Module):
-    """EAGLE-1's decoder layer: Llama's without its first norm."""
+    """Llama's decoder layer; EAGLE-1's is without its first norm."""
 
-    def __init__(self, shape: EagleShape) -> None:
+    def __init__(self, shape: EagleShape, has_input_norm: bool = False) -> None:
         super().__init__()
+        self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps) if has_input_norm else None
         self.self_attn = _Attention(shape, shape.hidden_size)
         self.mlp = _Mlp(shape)
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, kept: Tensor | None) -> Tensor:
-        x = _rows(x, kept) + self.self_attn(x, angles, attend, kept)
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        x = _rows(x, kept) + self.self_attn(normed, angles, attend, kept)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -215,6 +217,28 @@ class Eagle3Layer(nn.Module):
         return self.lm_head
 
 
+class ParallelEagleLayers(Eagle3Layer):
+    """P-EAGLE: EAGLE-3's layer, further layers, and a learned input for positions whose states are not known."""
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__(shape)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, shape.num_states * shape.target_hidden_size))
+        others = {str(layer): _PlainLayer(shape, has_input_norm=True) for layer in range(1, shape.num_layers)}
+        self.layers = nn.ModuleDict(others)
+
+    def run_layers(
+        self, embedded: Tensor, hidden: Tensor, positions: Tensor, attends: Sequence[Attend], kept: Tensor
+    ) -> Tensor:
+        """One pass, as `run`, with the attention of each layer. Returns [..., H], which the head reads."""
+        angles = self.rotary(positions, hidden.dtype)
+        last = len(attends) - 1
+        x = self.midlayer(embedded.to(hidden.dtype), hidden, angles, attends[0], None if last else kept)
+        for layer in range(1, last + 1):
+            x = self.layers[str(layer)](x, angles, attends[layer], kept if layer == last else None)
+        normed: Tensor = self.norm(x)
+        return normed
+
+
 class Eagle1Layer(nn.Module):
     """EAGLE-1 and EAGLE-2, which has the same weights; see `DraftLayer`. The target's head reads its output."""
 
@@ -240,6 +264,13 @@ class Eagle1Layer(nn.Module):
         x = self.fc(torch.cat((embedded.to(hidden.dtype), hidden), dim=-1))
         out = self.layers[0](x, self.rotary(positions, hidden.dtype), attend, kept)
         return out, out
+
+
+def make_layer(shape: EagleShape) -> Eagle3Layer | Eagle1Layer:
+    """The module of a shape."""
+    if shape.version == 1:
+        return Eagle1Layer(shape)
+    return Eagle3Layer(shape) if shape.mask_token_id is None else ParallelEagleLayers(shape)
 
 
 def _rows(x: Tensor, kept: Tensor | None) -> Tensor:

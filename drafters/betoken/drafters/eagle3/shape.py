@@ -43,6 +43,10 @@ class EagleShape:
     """RoPE parameters in the names of transformers."""
     state_layers: tuple[int, ...] | None = None
     """Target states it reads, as entries of `output_hidden_states`; None = the paper's, see `states_of`."""
+    num_layers: int = 1
+    """Decoder layers; more than one only in parallel drafters."""
+    mask_token_id: int | None = None
+    """Token of positions that are drafted in parallel (P-EAGLE); None = the layer drafts one token in a pass."""
     num_states: int = 3
     """Target states that are read for one position."""
     has_attention_bias: bool = False
@@ -109,6 +113,8 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
         rms_norm_eps=read_number(layer, "rms_norm_eps", 1e-6),
         rope=read_rope(layer),
         state_layers=states,
+        num_layers=read_integer(layer, "num_hidden_layers", 1),
+        mask_token_id=_mask_token_id(config),
         num_states=1 if version == 1 else len(states or (0, 0, 0)),
         has_attention_bias=has_attention_bias(layer),
         has_qk_norm=layer.get("model_type") == "qwen3",
@@ -120,18 +126,16 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
-        raise ModelRefusedError(f"speculators_model_type: {kind!r}: must be 'eagle3'")
+    if kind not in (None, "eagle3", "peagle"):
+        raise ModelRefusedError(f"speculators_model_type: {kind!r}: must be 'eagle3' or 'peagle'")
     for name in config.get("architectures") or ():
         if "eagle4" in str(name).lower():
             raise ModelRefusedError(f"architectures: {name!r}: EAGLE-4 is not supported, EAGLE-3 and before are")
-    if config.get("parallel_drafting") or "mask_hidden" in config or "ptd_token_id" in config:
-        raise ModelRefusedError("parallel_drafting: layers that draft all tokens at once (P-EAGLE) are not supported")
     layer = config.get("transformer_layer_config", config)
     if isinstance(layer, Mapping):
         if (model_type := layer.get("model_type", "llama")) not in _LAYER_TYPES:
             raise ModelRefusedError(f"model_type: {model_type!r}: must be one of {', '.join(_LAYER_TYPES)}")
-        if layer.get("num_hidden_layers", 1) != 1:
+        if layer.get("num_hidden_layers", 1) != 1 and not _is_parallel(config):
             raise ModelRefusedError(f"num_hidden_layers: {layer['num_hidden_layers']!r}: must be 1")
         if (act := layer.get("hidden_act", "silu")) != "silu":
             raise ModelRefusedError(f"hidden_act: {act!r}: must be 'silu'")
@@ -144,6 +148,19 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             raise ModelRefusedError("quantization_config: must be absent, the layer's weights are read dense")
     if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
         raise ModelRefusedError("eagle_config.use_aux_hidden_state: must be true")
+
+
+def _is_parallel(config: Mapping[str, Any]) -> bool:
+    return config.get("speculators_model_type") == "peagle" or bool(
+        config.get("parallel_drafting") or config.get("mask_hidden") or config.get("ptd_token_id") is not None
+    )
+
+
+def _mask_token_id(config: Mapping[str, Any]) -> int | None:
+    if not _is_parallel(config):
+        return None
+    name = "mask_token_id" if config.get("mask_token_id") is not None else "ptd_token_id"
+    return read_integer(config, name, least=0)
 
 
 def _state_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:

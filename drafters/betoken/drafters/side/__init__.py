@@ -1,1 +1,1 @@
-"""Common parts of attached drafters that run layers of their own on the target's hidden states."""
+"""Common parts of attached drafters that run layers on the target's hidden states."""

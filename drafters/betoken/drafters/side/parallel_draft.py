@@ -32,7 +32,7 @@ class ParallelDraft(SideDraft):
     min_confidence: float = 0.0
     """Probability of acceptance below which a token ends the draft, if it is known."""
     first_row: int = 0
-    """Row that scores the first token; those of the others follow."""
+    """Row that scores the first token; the rows of the others follow."""
     draft_ids: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     """Share of the path to each token."""

@@ -1,4 +1,4 @@
-"""What an attached drafter with its own layers keeps of one sequence, and rows of a pass. Knows no layers."""
+"""State of one sequence in an attached drafter that runs layers, and tokens of a pass. Knows no layers."""
 
 from __future__ import annotations
 
