@@ -24,6 +24,8 @@ page is made by `make docs` from the tests' tiny random checkpoints; a test comp
 - **matrix**: every drafter through real services, as target and as draft model (`tests/e2e`): all cells, or a choice of
   drafters, failures, temperatures and types.
 
+Families whose checkpoints hold an MTP layer that drafts are listed [there](drafters.md#mtp).
+
 | family | layers | own | rows | drafts | matrix |
 |---|---|---|---|---|---|
 """

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from betoken.client import Speculation
-from tests.drafters.mtp.tiny import add_layer
+from tests.drafters.mtp.tiny import add_layer, save_target
 from tests.e2e.attached import PROMPTS, answers, reported
-from tests.e2e.in_process import running, save_pair, services, until_all_pages_are_free
+from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
+from tests.router.harness import byte_tokenizer_json
 
 
 def save_mtp_pair(folder: Path) -> None:
@@ -57,3 +58,18 @@ async def test_a_worker_without_the_mtp_drafter_goes_on_with_the_same_tokens(tmp
         lost = await waiting
         assert reported(lost) == plain
         assert sum(one.speculation.num_failovers for one in lost) > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mimo_v2_flash"])
+async def test_an_mtp_layer_of_a_mixture_gives_the_plain_tokens(tmp_path: Path, name: str) -> None:
+    """One with latent attention and experts, one with a window."""
+    save_target(tmp_path / "target", name, vocab_size=VOCAB_SIZE)
+    (tmp_path / "target" / "tokenizer.json").write_text(byte_tokenizer_json())
+    async with services(tmp_path, {"drafters": ("ngram",)}) as client:
+        sources = set()
+        for temperature in (0.0, 0.8):
+            plain = reported(await answers(client, Speculation(off=True), temperature, max_new_tokens=24))
+            drafted = await answers(client, Speculation("mtp", num_draft_tokens=4), temperature, max_new_tokens=24)
+            assert reported(drafted) == plain
+            sources |= {token.source for one in drafted for token in one.tokens if token.source}
+        assert sources == {"mtp"}

@@ -1,19 +1,20 @@
 """Checkpoints whose MTP tensors are missing, misshapen or of another kind are refused by the tensor's name."""
 
-import json
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
+from betoken.drafters.mtp.checkpoint import check_layer, find_layer
 from betoken.drafters.mtp.hosting import make_drafter, memory_of
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.verify_worker.settings import VerifyWorkerSettings
-from tests.drafters.mtp.tiny import save_target
+from tests.drafters.mtp.tiny import CONFIGS, save_target
 from tests.engine.tiny import save_tiny
 
 FAULTS = [
@@ -57,17 +58,27 @@ def test_a_faulty_mtp_tensor_stops_the_start_by_its_name(tmp_path, target, caplo
 
 def test_a_checkpoint_without_mtp_layers_is_refused_by_the_drafters_name(tmp_path):
     settings = settings_of(save_tiny(tmp_path, "llama"))
-    with pytest.raises(FailedPreconditionError, match="mtp: .* holds no MTP layers of a supported model type"):
+    with pytest.raises(FailedPreconditionError, match="model_type: 'llama': must be one of qwen3_next"):
         memory_of(settings)
     assert resolve_built_in(settings_of(settings.model, "builtin")) == ()
 
 
-def test_a_number_of_mtp_layers_that_is_not_supported_is_named(tmp_path):
-    path = save_target(tmp_path, "deepseek_v3")
-    config = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FailedPreconditionError, match="num_nextn_predict_layers: 2: must be 1"):
-        memory_of(settings_of(path))
+def test_a_checkpoint_whose_mtp_layer_was_removed_is_served_without_the_drafter(tmp_path, caplog):
+    AutoModelForCausalLM.from_config(CONFIGS["deepseek_v3"]()).save_pretrained(tmp_path)
+    assert resolve_built_in(settings_of(tmp_path, "builtin")) == () and not caplog.records
+    with pytest.raises(FailedPreconditionError, match=r"it holds no MTP tensors, model\.layers\.2\.\*"):
+        memory_of(settings_of(tmp_path))
+
+
+def test_of_several_mtp_layers_the_first_is_read(tmp_path):
+    others = {f"{place}.eh_proj.weight": torch.ones(1) for place in ("model.layers.3", "mtp.layers.1")}
+    for name in ("deepseek_v3", "qwen3_5"):
+        check_layer(find_layer(str(save_target(tmp_path / name, name, more=others)), None))
+
+
+def test_mtp_layers_of_a_gguf_file_are_refused(tmp_path):
+    with pytest.raises(FailedPreconditionError, match=r"mtp: .*a\.gguf: MTP layers of GGUF files"):
+        memory_of(settings_of(tmp_path / "a.gguf"))
 
 
 def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):

@@ -1,9 +1,11 @@
 """The drafter over pages, batches and verdicts drafts what transformers' own generator drafts from the same states."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
@@ -29,10 +31,30 @@ class Reference:
         self.target = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         config = self.target.config
         config.num_mtp_layers = 1
+        is_sliding, is_mimo = config.model_type in ("mellum", "mimo_v2_flash"), config.model_type == "mimo_v2_flash"
         if getattr(config, "layer_types", None):
-            config.mtp_layer_types = ["full_attention"]
+            config.mtp_layer_types = ["sliding_attention" if is_sliding else "full_attention"]
+        if getattr(config, "mlp_layer_types", None):
+            config.mtp_mlp_layer_types = ["dense" if is_mimo else "sparse"]
         self.target._keys_to_ignore_on_load_unexpected = [r"^mtp\.", r"model\.layers\.2\."]
-        self.layer = MtpModel.from_pretrained(self.target)
+        self.layer = self._mimo(path) if is_mimo else MtpModel.from_pretrained(self.target)
+
+    def _mimo(self, path):
+        """Transformers has the modules, but does not know the names of this layout."""
+        layer, prefix = MtpModel(self.target, 1).eval(), "model.mtp.layers.0."
+        own = {"eh_proj", "enorm", "hnorm", "final_layernorm"}
+        for name, tensor in load_file(path / "model.safetensors").items():
+            if name.startswith(prefix):
+                name = name.removeprefix(prefix)
+                name = name if name.split(".")[0] in own else f"mtp_block.{name}"
+                for published, plain in (
+                    ("final_layernorm", "post_norm"),
+                    ("pre_mlp_layernorm", "post_attention_layernorm"),
+                    ("attention_sink_bias", "sinks"),
+                ):
+                    name = name.replace(published, plain)
+                layer.layers[0].get_parameter(name).data.copy_(tensor)
+        return layer
 
     @torch.inference_mode()
     def states(self, ids):
@@ -52,7 +74,8 @@ class Reference:
         return ids[-depth:]
 
     def generator(self):
-        return MTPCandidateGenerator(self.target, GenerationConfig(do_sample=False), {})
+        with mock.patch.object(MtpModel, "from_pretrained", lambda *args, **keywords: self.layer):
+            return MTPCandidateGenerator(self.target, GenerationConfig(do_sample=False), {})
 
     def candidates(self, generator, ids, num_new):
         """What the generator drafts after the target has read `num_new` tokens more, ids[-1] not among them."""

@@ -6,7 +6,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3_5TextConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BailingHybridConfig,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    MellumConfig,
+    MiMoV2FlashConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 SIZES = {
     "vocab_size": 101,
@@ -30,36 +42,59 @@ EXPERTS = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+HYBRID = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+CHOSEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WINDOW = {"head_dim": 8, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}
 CONFIGS = {
-    "qwen3_5": lambda: Qwen3_5TextConfig(
-        **SIZES,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        layer_types=["linear_attention", "full_attention"],
-        mtp_num_hidden_layers=1,
+    "qwen3_5": lambda: Qwen3_5TextConfig(**SIZES, **HYBRID, mtp_num_hidden_layers=1),
+    "qwen3_5_moe": lambda: Qwen3_5MoeTextConfig(
+        **SIZES, **HYBRID, **CHOSEN, shared_expert_intermediate_size=16, mtp_num_hidden_layers=1
     ),
-    "deepseek_v3": lambda: DeepseekV3Config(
-        **SIZES | {"num_key_value_heads": 4},
-        **EXPERTS,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-    ),
+    "qwen3_next": lambda: Qwen3NextConfig(**SIZES, **HYBRID, **CHOSEN, shared_expert_intermediate_size=16),
+    "deepseek_v3": lambda: DeepseekV3Config(**SIZES | LATENT, **EXPERTS),
     "glm4_moe": lambda: Glm4MoeConfig(**SIZES, **EXPERTS, head_dim=8),
+    "glm4_moe_lite": lambda: Glm4MoeLiteConfig(**SIZES | LATENT, **EXPERTS),
+    "bailing_hybrid": lambda: BailingHybridConfig(
+        **SIZES | LATENT,
+        **CHOSEN,
+        head_dim=16,
+        num_expert_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "mellum": lambda: MellumConfig(**SIZES, **WINDOW, **CHOSEN, num_nextn_predict_layers=1),
+    "mimo_v2_flash": lambda: MiMoV2FlashConfig(
+        **SIZES, **WINDOW, **EXPERTS, v_head_dim=4, mlp_layer_types=["sparse", "dense"]
+    ),
 }
 QWEN = {"fc": "mtp.fc", "e": "mtp.pre_fc_norm_embedding", "h": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm"}
 DEEPSEEK = {"fc": "eh_proj", "e": "enorm", "h": "hnorm", "norm": "shared_head.norm"}
+MIMO = DEEPSEEK | {"norm": "final_layernorm"}
+MIMO_NAMES = {"post_attention_layernorm": "pre_mlp_layernorm", "self_attn.sinks": "self_attn.attention_sink_bias"}
 
 
-def save_target(folder: Path, name: str, **changes: object) -> Path:
+def save_target(folder: Path, name: str, vocab_size: int = 101, **changes: object) -> Path:
     """Write the target of that name with its MTP layer; see `add_layer`."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(folder)
+    config = CONFIGS[name]()
+    config.vocab_size = vocab_size
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     add_layer(folder, **changes)
     return folder
 
@@ -75,9 +110,9 @@ def add_layer(
     """
     config, path = AutoConfig.from_pretrained(folder), folder / "model.safetensors"
     stored, count, size = load_file(path), config.num_hidden_layers, config.hidden_size
-    is_qwen = config.model_type.startswith("qwen")
-    place = "mtp.layers.0." if is_qwen else f"model.layers.{count}."
-    names = QWEN if is_qwen else {key: place + name for key, name in DEEPSEEK.items()}
+    is_qwen, is_mimo = config.model_type.startswith(("qwen", "mellum")), config.model_type.startswith("mimo")
+    place = "mtp.layers.0." if is_qwen else "model.mtp.layers.0." if is_mimo else f"model.layers.{count}."
+    names = QWEN if is_qwen else {key: place + name for key, name in (MIMO if is_mimo else DEEPSEEK).items()}
     generator = torch.Generator().manual_seed(7)
 
     def draw(*shape: int) -> Tensor:
@@ -85,11 +120,14 @@ def add_layer(
 
     last = f"model.layers.{count - 1}."
     added = {place + name.removeprefix(last): draw(*old.shape) for name, old in stored.items() if name.startswith(last)}
-    for name in [name for name in added if ".experts." in name and "weight" not in name]:
-        added |= _by_expert(name, added.pop(name))
+    if config.model_type != "qwen3_5_moe_text":
+        for name in [name for name in added if ".experts." in name and "weight" not in name]:
+            added |= _by_expert(name, added.pop(name))
+    for own, published in MIMO_NAMES.items() if is_mimo else ():
+        added = {name.replace(own, published): tensor for name, tensor in added.items()}
     added |= {f"{names['fc']}.weight": draw(size, 2 * size)}
-    added |= {f"{names[key]}.weight": draw(size) + (not is_qwen) for key in ("e", "h", "norm")}
-    if not is_qwen:
+    added |= {f"{names[key]}.weight": draw(size) + (config.model_type[:4] != "qwen") for key in ("e", "h", "norm")}
+    if not is_qwen and not is_mimo:
         added[f"{place}embed_tokens.weight"] = draw(config.vocab_size, size)
         added[f"{place}shared_head.head.weight"] = draw(config.vocab_size, size)
     added |= more or {}

@@ -6,9 +6,10 @@ Knows files, names and shapes, not how a layer is run.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from transformers.utils.generic import ContextManagers
 from transformers.utils.logging import disable_progress_bar
 
 from betoken.common.model_path import split_hub_file
-from betoken.drafters.mtp.layouts import LAYOUTS, Layout, count_of
+from betoken.drafters.mtp.layouts import LAYOUTS, Layout
 from betoken.engine.attention import ATTENTION_NAME, CONTEXT_KEYWORD, ProbeContext, register_attention
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
@@ -34,6 +35,12 @@ class MtpRefusedError(ModelRefusedError):
     """MTP layers that cannot draft, of a checkpoint that may well be served."""
 
 
+class NoMtpLayerError(MtpRefusedError):
+    """The checkpoint holds no MTP layer of a supported model type."""
+
+
+Rotary = Callable[[Tensor, Tensor], Any]
+"""Rows [1, R, H], whose type and device count, and positions [1, R] -> angles, as the layer takes them."""
 _DENSE = ("F32", "F16", "BF16")
 
 
@@ -57,18 +64,19 @@ class MtpTensors:
         return self.layout.stored_name(own_name, self.config.num_hidden_layers)
 
 
-def find_layer(model: str, revision: str | None) -> MtpTensors | None:
-    """The MTP layer of a target's checkpoint; None if it holds none.
+def find_layer(model: str, revision: str | None) -> MtpTensors:
+    """The first MTP layer of a target's checkpoint.
 
     Raises:
-        MtpRefusedError: it holds MTP layers of a kind that is not supported.
+        NoMtpLayerError: it holds none of a supported model type.
+        MtpRefusedError: it holds a quantised one.
         ModelRefusedError: it cannot be read.
     """
-    if model.endswith(".gguf") or split_hub_file(model) is not None:
-        return None
-    source = open_source(model, revision)
+    source = None
+    if not model.endswith(".gguf") and split_hub_file(model) is None:
+        source = open_source(model, revision)
     if not isinstance(source, DirectorySource):
-        return None
+        raise NoMtpLayerError("MTP layers of GGUF files are not supported")
     try:
         config, headers = source.config(), read_headers(source.path)
     except ModelRefusedError:
@@ -77,14 +85,11 @@ def find_layer(model: str, revision: str | None) -> MtpTensors | None:
         raise ModelRefusedError(f"{model}: {type(error).__name__}: {error}") from error
     layout = LAYOUTS.get(config.model_type)
     if layout is None:
-        return None
+        raise NoMtpLayerError(f"model_type: {config.model_type!r}: must be one of {', '.join(LAYOUTS)}")
     num_layers = config.num_hidden_layers
     found = {own: tensor for name, tensor in headers.items() if (own := layout.own_name(name, num_layers))}
     if not found:
-        return None
-    field, count = count_of(config)
-    if count != 1:
-        raise MtpRefusedError(f"{field}: {count}: must be 1, more MTP layers are not supported")
+        raise NoMtpLayerError(f"it holds no MTP tensors, {layout.prefix.format(num_layers)}*")
     for tensor in found.values():
         if tensor.dtype not in _DENSE:
             limit = f"must be one of {', '.join(_DENSE)}: quantised MTP layers are not supported"
@@ -95,10 +100,13 @@ def find_layer(model: str, revision: str | None) -> MtpTensors | None:
 def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
     """A target of this configuration with one layer, and the MTP modules for it, on the meta device."""
     register_attention()
-    config = copy.deepcopy(config)
+    config, layout = copy.deepcopy(config), LAYOUTS[config.model_type]
     config.num_mtp_layers, config.num_hidden_layers = 1, 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.mtp_layer_types = ["full_attention"]
+    for name, usual in (("layer_types", layout.attention), ("mlp_layer_types", layout.mlp)):
+        if getattr(config, name, None):
+            kinds = (getattr(config, f"mtp_{name}", None) or [usual])[:1]
+            setattr(config, name, kinds)
+            setattr(config, f"mtp_{name}", kinds)
     if getattr(config, "mlp_only_layers", None):
         config.mlp_only_layers = []
     if hasattr(config, "first_k_dense_replace"):
@@ -137,11 +145,27 @@ def kv_shape(config: Any) -> LayerShape:
     layer: Any = model.layers[0]
     layer.mtp_block.mlp = torch.nn.Identity()
     hidden = torch.zeros(1, 2, model.config.hidden_size, device="meta")
-    call_layer(layer, model.rotary_emb, hidden, hidden, torch.zeros(1, 2, dtype=torch.int64, device="meta"), context)
+    call_layer(
+        layer,
+        rotary_of(model, model.rotary_emb),
+        hidden,
+        hidden,
+        torch.zeros(1, 2, dtype=torch.int64, device="meta"),
+        context,
+    )
     return LayerShape(*context.shapes[0])
 
 
-def call_layer(layer: Any, rotary: Any, embedded: Tensor, hidden: Tensor, positions: Tensor, context: Any) -> Tensor:
+def rotary_of(model: MtpModel, module: Any) -> Rotary | None:
+    """How the layer gets the angles of positions, from the target's module; None without one."""
+    if module is None or not model.has_per_layer_rope:
+        return cast(Rotary | None, module)
+    return partial(module, layer_type=model.config.layer_types[0])
+
+
+def call_layer(
+    layer: Any, rotary: Rotary | None, embedded: Tensor, hidden: Tensor, positions: Tensor, context: Any
+) -> Tensor:
     """Run an MTP layer over rows; return [1, R, H].
 
     Args:
@@ -152,7 +176,7 @@ def call_layer(layer: Any, rotary: Any, embedded: Tensor, hidden: Tensor, positi
     out: Tensor = layer(
         embedded,
         hidden,
-        position_embeddings=None if rotary is None else rotary(embedded, position_ids=positions),
+        position_embeddings=None if rotary is None else rotary(embedded, positions),
         attention_mask=None,
         position_ids=positions,
         past_key_values=None,

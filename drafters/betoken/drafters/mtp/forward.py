@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import MtpModel
 
-from betoken.drafters.mtp.checkpoint import call_layer
+from betoken.drafters.mtp.checkpoint import call_layer, rotary_of
 from betoken.engine.batch import Batch
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.parts import ModelParts
@@ -42,6 +42,7 @@ class MtpForward:
         """
         self._layer: Any = model.layers[0]
         self._parts, self._vocab_size = parts, vocab_size
+        self._rotary = rotary_of(model, parts.rotary)
         parts.use_experts(model)
         layers = nn.ModuleList([self._layer])
         self._forward = SideForward(self._run, layers, {0: shape}, parts, num_pages, page_size, cache_dir)
@@ -84,6 +85,6 @@ class MtpForward:
         """hidden [R, H], token ids [R], positions [R], rows [L] -> logits [L, V] float32, output [L, H]."""
         assert hidden.shape[1] == self._parts.hidden_size, "the tracer takes the width for a number of rows"
         embedded = self._parts.embed(token_ids)[None]
-        output = call_layer(self._layer, self._parts.rotary, embedded, hidden[None], positions[None], self._forward)
+        output = call_layer(self._layer, self._rotary, embedded, hidden[None], positions[None], self._forward)
         kept = output[0].index_select(0, rows)
         return self._parts.head(kept), kept

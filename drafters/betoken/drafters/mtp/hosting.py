@@ -10,9 +10,15 @@ from typing import Any
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.eagle3.drafter import EagleDrafter
-from betoken.drafters.mtp.checkpoint import MtpRefusedError, MtpTensors, check_layer, find_layer, kv_shape, load_layer
+from betoken.drafters.mtp.checkpoint import (
+    MtpRefusedError,
+    NoMtpLayerError,
+    check_layer,
+    find_layer,
+    kv_shape,
+    load_layer,
+)
 from betoken.drafters.mtp.forward import MtpForward
-from betoken.drafters.mtp.layouts import LAYOUTS
 from betoken.drafters.mtp.settings import MtpSettings
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.spec import DrafterContext, Memory
@@ -30,15 +36,15 @@ _MAX_RECORDED_ROWS = 128
 def is_built_in(settings: Any) -> bool:
     """Whether the target's checkpoint holds an MTP layer that can draft; logs why one cannot."""
     try:
-        found = find_layer(settings.model, settings.revision)
-        if found is not None:
-            check_layer(found)
+        check_layer(find_layer(settings.model, settings.revision))
+    except NoMtpLayerError:
+        return False
     except MtpRefusedError as error:
         _LOG.warning("the drafter %s is not attached: %s", _NAME, error)
         return False
     except ModelRefusedError:  # the model's own load reports it
         return False
-    return found is not None
+    return True
 
 
 def memory_of(settings: Any) -> Memory:
@@ -50,7 +56,7 @@ def memory_of(settings: Any) -> Memory:
     """
     itemsize = 2 if settings.dtype in ("bfloat16", "float16") else 4
     try:
-        found = _found(settings)
+        found = find_layer(settings.model, settings.revision)
         return Memory(found.num_bytes, kv_shape(found.config).page_bytes(settings.page_size, itemsize))
     except MtpRefusedError as error:
         raise _refusal(settings, error) from error
@@ -65,7 +71,7 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
     settings, target = host.settings, host.target
     parts, info, table = target.parts, target.info, target.page_table
     try:
-        found = _found(settings)
+        found = find_layer(settings.model, settings.revision)
         model, shape = load_layer(found, parts.dtype), kv_shape(found.config)
     except MtpRefusedError as error:
         raise _refusal(settings, error) from error
@@ -85,14 +91,6 @@ def make_drafter(host: DrafterContext) -> EagleDrafter:
         MtpSettings.of_options(settings),
         source=_NAME,
     )
-
-
-def _found(settings: Any) -> MtpTensors:
-    found = find_layer(settings.model, settings.revision)
-    if found is None:
-        known = ", ".join(LAYOUTS)
-        raise MtpRefusedError(f"it holds no MTP layers of a supported model type ({known})")
-    return found
 
 
 def _refusal(settings: Any, error: MtpRefusedError) -> FailedPreconditionError:

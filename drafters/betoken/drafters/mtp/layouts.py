@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?")
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
@@ -25,9 +24,14 @@ class Layout:
     """Beginnings of names after the prefix -> their beginnings below `MtpLayer`; others are the block's."""
     block: str = ""
     """Beginning of the block's names after the prefix."""
+    attention: str = "full_attention"
+    """Attention of the layer, if the configuration does not name it."""
+    mlp: str = "sparse"
+    """Kind of its MLP in targets that have dense and sparse ones, if the configuration does not name it."""
 
     def own_name(self, name: str, num_layers: int) -> str | None:
-        """Name in `MtpModel` of a tensor of the checkpoint; empty for a copy; None if it is not an MTP tensor."""
+        """Name in `MtpModel` of a tensor of the checkpoint; empty for a copy of the target's; None if it is not a
+        tensor of the first MTP layer."""
         plain, prefix = _LANGUAGE_MODEL.sub("model.", name), self.prefix.format(num_layers)
         if not plain.startswith(prefix):
             return None
@@ -38,7 +42,7 @@ class Layout:
             if rest.startswith(stored):
                 return f"layers.0.{own}{rest.removeprefix(stored)}"
         if not rest.startswith(self.block):
-            return f"layers.0.{rest}"
+            return None if rest.startswith("layers.") else f"layers.0.{rest}"
         return f"layers.0.mtp_block.{rest.removeprefix(self.block)}"
 
     def stored_name(self, own_name: str, num_layers: int) -> str:
@@ -59,6 +63,19 @@ DEEPSEEK = Layout(
     "model.layers.{}.",
     {"eh_proj.": "eh_proj.", "enorm.": "enorm.", "hnorm.": "hnorm.", "shared_head.norm.": "post_norm."},
 )
+MELLUM = replace(QWEN, attention="sliding_attention")
+MIMO_V2 = Layout(
+    "model.mtp.layers.0.",
+    {
+        "eh_proj.": "eh_proj.",
+        "enorm.": "enorm.",
+        "hnorm.": "hnorm.",
+        "final_layernorm.": "post_norm.",
+        "pre_mlp_layernorm.": "mtp_block.post_attention_layernorm.",
+    },
+    attention="sliding_attention",
+    mlp="dense",
+)
 
 LAYOUTS: Mapping[str, Layout] = {
     "qwen3_next": QWEN,
@@ -66,14 +83,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "qwen3_5_moe_text": QWEN,
     "deepseek_v3": DEEPSEEK,
     "glm4_moe": DEEPSEEK,
+    "glm4_moe_lite": DEEPSEEK,
+    "bailing_hybrid": DEEPSEEK,
+    "mellum": MELLUM,
+    "mimo_v2_flash": MIMO_V2,
 }
 """Layouts by the model type of the language model."""
-_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
-
-
-def count_of(config: Any) -> tuple[str, int]:
-    """Field of a configuration with the number of MTP layers, and the number; 1 if there is no such field."""
-    for name in _COUNTS:
-        if getattr(config, name, None) is not None:
-            return name, getattr(config, name)
-    return _COUNTS[0], 1
