@@ -72,7 +72,7 @@ package: $(VENV)/.installed-dev
 	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m betoken.bench.end_to_end --target models/target --draft models/draft
+	$(BIN)/python -m betoken.bench.drafters --target models/target --draft models/draft --prompts lab/betoken/bench/prompts.jsonl
 
 # A real chat model without a hub: the package holds it as a GGUF file, which is served as it is.
 chat: $(VENV)/.installed

@@ -60,9 +60,10 @@ def test_a_made_drafter_has_its_options_in_up_and_on_the_pages_of_docs() -> None
 def test_a_made_drafter_is_known_to_benchmarks() -> None:
     told = printed_with_it(
         "from betoken.bench.drafter_names import ATTACHABLE, drafter_named\n"
-        "from betoken.bench.end_to_end_options import parse_options\n"
-        "options = parse_options(['--target', 't', '--drafter', 'made@attached', '--made-weights', 'w'])\n"
-        "print(drafter_named('made@attached'), options.verify_options[-2:])"
+        "from betoken.bench.drafters_options import parse_options\n"
+        "pair = ['--target', 't', '--draft', 'd', '--prompts', 'p']\n"
+        "options = parse_options([*pair, '--drafters', 'made@attached', '--made-weights', 'w'])\n"
+        "print(drafter_named('made@attached'), options.services(options.variants[-1]).verify_options[-2:])"
     )
     assert told == "('made', True) ['--made-weights', 'w']\n"
 

@@ -23,19 +23,6 @@ def draft_forwards_per_round(stats: Sequence[SpeculationStats]) -> float:
     return round(sum(s.num_draft_forwards for s in stats) / max(1, num_rounds), 3)
 
 
-def acceptance_per_position(stats: Sequence[SpeculationStats]) -> list[float]:
-    """Accepted at draft position i over tokens drafted there."""
-    depth = max((len(s.num_accepted_per_position) for s in stats), default=0)
-    accepted, drafted = [0] * depth, [0] * depth
-    for s in stats:
-        for position, (num_accepted, num_drafted) in enumerate(
-            zip(s.num_accepted_per_position, s.num_drafted_per_position, strict=True)
-        ):
-            accepted[position] += num_accepted
-            drafted[position] += num_drafted
-    return [round(a / d, 3) for a, d in zip(accepted, drafted, strict=True) if d]
-
-
 def round_times(stats: Sequence[SpeculationStats]) -> dict[str, float]:
     """Parts of the mean round, milliseconds; the two verify figures are per target forward."""
     num_rounds = max(1, sum(s.num_rounds for s in stats))

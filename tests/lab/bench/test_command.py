@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 from betoken.bench import identity, router_overhead, step  # noqa: E402
 from betoken.bench.command import exit_status  # noqa: E402
 from betoken.bench.drafters_options import parse_options as drafters_options  # noqa: E402
-from betoken.bench.end_to_end_options import parse_options as end_to_end_options  # noqa: E402
 from betoken.bench.prefix_caching import parse_options as prefix_caching_options  # noqa: E402
 from betoken.client import UnavailableError  # noqa: E402
 from betoken.engine.errors import ModelRefusedError  # noqa: E402
@@ -27,7 +26,6 @@ PAIR = ["--target", "t", "--draft", "d"]
     [
         (identity.main, [*PAIR, "--limit", "0"]),
         (prefix_caching_options, [*PAIR, "--limit", "0"]),
-        (end_to_end_options, [*PAIR, "--temperature", "-1"]),
         (drafters_options, [*PAIR, "--temperature", "nan"]),
         (identity.main, [*PAIR, "--max-new-tokens", "0"]),
         (router_overhead.main, ["--streams", "0"]),

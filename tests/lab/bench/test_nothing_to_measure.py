@@ -1,14 +1,13 @@
 """A benchmark that has nothing to measure says so; it does not pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import pytest
 
-from betoken.bench import drafters, end_to_end, prefix_caching
-from betoken.bench.end_to_end_options import parse_options
+from betoken.bench import drafters, prefix_caching
 
 
 class NarrowStack:
@@ -32,21 +31,10 @@ class NarrowStack:
         return []
 
 
-async def test_end_to_end_without_work_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(end_to_end, "Stack", NarrowStack)
-    assert await end_to_end.run(parse_options(["--target", "t", "--drafter", "ngram", "--no-transformers"])) == 2
-    assert "no prompt fits" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("parse", [parse_options, prefix_caching.parse_options], ids=["end_to_end", "prefix_caching"])
 @pytest.mark.parametrize("drafter", ["model", "staged", "fused"])
-def test_a_drafter_without_the_model_it_needs_is_refused(
-    drafter: str, parse: Callable[[Sequence[str]], Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_drafter_without_the_model_it_needs_is_refused(drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--target", "t", "--drafter", drafter])
+        prefix_caching.parse_options(["--target", "t", "--drafter", drafter])
     assert f"--drafter {drafter} needs --draft" in capsys.readouterr().err
 
 

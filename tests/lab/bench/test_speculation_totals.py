@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from betoken.bench.speculation_totals import (
-    acceptance_per_position,
     acceptance_rate,
     block_efficiency,
     draft_forwards_per_round,
@@ -22,8 +21,6 @@ SHORT = replace(
     num_drafts=1,
     num_draft_tokens=4,
     num_accepted_tokens=4,
-    num_accepted_per_position=(1, 1, 1, 1),
-    num_drafted_per_position=(1, 1, 1, 1),
     num_verify_forwards=1,
     num_emitted_tokens=5,
     num_rounds=1,
@@ -36,8 +33,6 @@ LONG = replace(
     num_drafts=3,
     num_draft_tokens=6,
     num_accepted_tokens=1,
-    num_accepted_per_position=(1, 0),
-    num_drafted_per_position=(3, 3),
     num_verify_forwards=5,
     num_emitted_tokens=6,
     num_rounds=5,
@@ -55,7 +50,6 @@ def test_totals_are_ratios_of_sums() -> None:
     assert block_efficiency([SHORT, LONG]) == pytest.approx(11 / 6, abs=1e-3)
     assert acceptance_rate([SHORT, LONG]) == 0.5
     assert draft_forwards_per_round([SHORT, LONG]) == 1.5
-    assert acceptance_per_position([SHORT, LONG]) == [0.5, 0.25, 1.0, 1.0]
 
 
 def test_a_round_is_timed_whether_its_draft_was_empty_or_not() -> None:
@@ -69,6 +63,6 @@ def test_drafting_leaves_out_the_first_round_and_the_queue() -> None:
 
 
 def test_without_speculation_there_is_nothing_to_divide() -> None:
-    assert (block_efficiency([NONE]), acceptance_rate([]), acceptance_per_position([])) == (0, 0, [])
+    assert (block_efficiency([NONE]), acceptance_rate([])) == (0, 0)
     assert draft_forwards_per_round([NONE]) == 0
     assert drafting_ms([SHORT]) is None and first_drafting_ms([NONE]) is None
