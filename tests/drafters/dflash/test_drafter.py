@@ -24,6 +24,7 @@ from betoken.engine.sampling import SamplingParams
 from tests.drafters.dflash.reference import LiteralBlock
 from tests.drafters.dflash.tiny import save_block, tiny_shape, tiny_tensors
 from tests.drafters.rig import Rig, ids_of
+from tests.engine.cuda.harness import FakeRecorder
 from tests.engine.tiny import save_tiny
 
 TARGET = TargetShape("tiny", vocab_size=101, hidden_size=64, num_layers=2, max_context=640)
@@ -49,9 +50,11 @@ def target(tmp_path_factory):
 class BlockRig(Rig):
     """A drafter from a tiny checkpoint, and the target whose states it receives."""
 
-    def __init__(self, target, folder, shape=None, num_pages=64, max_rows=64, layout="published", compiled=False):
+    def __init__(
+        self, target, folder, shape=None, num_pages=64, max_rows=64, layout="published", compiled=False, **tensors
+    ):
         self.shape = shape or tiny_shape()
-        self.folder, self.tensors = folder, tiny_tensors(self.shape)
+        self.folder, self.tensors = folder, tiny_tensors(self.shape) | tensors
         loaded = load_block(save_block(folder, self.shape, layout, self.tensors), TARGET)
         table = PageTable(num_pages, 4, prefix_caching=True)
         self.forward = BlockForward(loaded, target.parts, num_pages, 4)
@@ -128,6 +131,32 @@ def test_a_compiled_block_drafter_drafts_the_literal_block(target, tmp_path):
     rig.send(seqs)
     for seq, drafted in zip(seqs, rig.draft(seqs), strict=True):
         assert_is_literal(rig, seq, drafted)
+
+
+def test_a_recorded_block_drafter_drafts_the_literal_block(target, tmp_path, monkeypatch):
+    """Blocks are padded with other rows to the size of a recording."""
+    monkeypatch.setattr("betoken.engine.side.forward.load_cpu_kernels", lambda cache_dir: None)
+    rig, recorder = BlockRig(target, tmp_path / "block", tiny_shape("dflash2")), FakeRecorder()
+    rig.forward._forward.record(rig.forward._make_inputs, 32, 64, recorder)
+    seqs = [rig.open(ids_of(seed, 9)) for seed in range(2)]
+    rig.send(seqs)
+    for accepted in ([7], [3, 4]):
+        for seq, drafted in zip(seqs, rig.draft(seqs), strict=True):
+            assert_is_literal(rig, seq, drafted)
+            rig.commit(seq, accepted)
+    assert len(recorder.replayed) == 2
+
+
+def test_tokens_of_a_draft_vocabulary_are_those_of_the_target(target, tmp_path):
+    shape = tiny_shape(draft_vocab_size=40)
+    own = {"lm_head.weight": torch.randn(40, 64), "d2t": torch.arange(40) + 20}
+    rig = BlockRig(target, tmp_path / "block", shape, layout="speculators", **own)
+    rig.tensors["lm_head.weight"] = torch.zeros(101, 64).index_copy(0, 2 * torch.arange(40) + 20, own["lm_head.weight"])
+    seq, sampled = rig.open(ids_of(3, 12)), rig.open(ids_of(4, 12), SamplingParams(temperature=0.9, seed=1))
+    rig.send([seq, sampled])
+    drafts = rig.draft([seq, sampled])
+    assert_is_literal(rig, seq, drafts[0])
+    assert all(token_id in range(20, 100, 2) for token_id in drafts[1].draft_ids)
 
 
 def test_context_of_a_long_prompt_is_computed_chunk_by_chunk(target, tmp_path):
