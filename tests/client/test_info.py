@@ -99,6 +99,20 @@ def test_info_shows_the_mask_token_of_a_parallel_drafter(router, mask_token_id: 
     assert [worker["mask_token_id"] for worker in reported] == [mask_token_id, None]
 
 
+@pytest.mark.parametrize(("is_by_token", "how"), [(True, "token by token (TLI)"), (False, "as text (SLEM)")])
+def test_info_shows_the_translation_of_drafts(router, is_by_token: bool, how: str) -> None:
+    translation = types_pb2.DraftTranslation(is_by_token=is_by_token, coverage=0.875)
+    hello = types_pb2.WorkerHello(role="draft", drafters=["model"], translation=translation)
+    answer = pb.GetModelInfoResponse(
+        model="m", draft_workers=[pb.WorkerInfo(address="a:1", state="ready", hello=hello)]
+    )
+    router.will(answer)
+    assert f"{how}, 88% of the target's tokens are common" in run("info", "--address", router.address).stdout
+    router.will(answer)
+    (worker,) = json.loads(run("info", "--json", "--address", router.address).stdout)["draft_workers"]
+    assert worker["translation"] == {"is_by_token": is_by_token, "coverage": 0.875}
+
+
 def test_info_shows_the_progress_of_a_loading_worker(router) -> None:
     worker = pb.WorkerInfo(address="a:1", state="loading", detail="packing weights", loading_fraction=0.43)
     router.will(pb.GetModelInfoResponse(verify_workers=[worker]))

@@ -90,6 +90,21 @@ def test_up_attaches_ngrams_and_built_in_drafters_if_no_other_drafter_is_named(
     assert (reported("verify"), reported("draft")) == (attached, hosted)
 
 
+def test_up_names_the_target_to_a_draft_worker_with_another_tokenizer(fake_modules: Path, tmp_path: Path) -> None:
+    for name, vocab in (("target", {"a": 0}), ("draft", {"a": 0, "b": 1})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    models = ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--drafters", "model,ngram"]
+    arguments = ["up", *models, "--port", "0", "--log-directory", str(fake_modules)]
+    up = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert "draft has another tokenizer than" in line_of(up.stderr)
+    line_of(up.stdout)
+    up.send_signal(signal.SIGINT)
+    up.communicate(timeout=60)
+    line = (fake_modules / "draft.log").read_text().splitlines()[0]
+    assert json.loads(line.removeprefix("options "))["target_tokenizer"] == str(tmp_path / "target")
+
+
 def test_up_rejects_attaching_an_unsupported_drafter() -> None:
     result = run("up", "--target", "t", "--port", "0", "--attached-drafters", "model", env={"COLUMNS": "200"})
     assert result.exit_code == 2 and "for --attached-drafters" in result.stderr and "must be among" in result.stderr

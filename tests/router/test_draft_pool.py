@@ -370,3 +370,12 @@ async def test_a_draft_worker_that_others_have_filled_is_not_asked(make_cluster:
     reply = await cluster.generate(**OPTIONS, max_new_tokens=30)
     assert reply.ids == cluster.target_ids(30, PROMPT)
     assert len(full.requests) == 1 and len(other.requests) > 1
+
+
+async def test_a_draft_worker_may_translate_to_the_targets_tokenizer_only(make_cluster: MakeCluster) -> None:
+    translation = {"is_by_token": True, "coverage": 0.95}
+    hellos = [{"translation": translation}, {"translation": translation, "tokenizer_hash": "0" * 64}]
+    cluster = await make_cluster(draft_hellos=hellos, wait_ready=False)
+    translating, other = cluster.router.draft.workers
+    await cluster.until(lambda: translating.is_ready and other.link.state == "refused")
+    assert "tokenizers differ" in other.link.detail and "--target-tokenizer" in other.link.detail
