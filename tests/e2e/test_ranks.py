@@ -104,12 +104,12 @@ ATTACHED: dict[str, dict[str, Any]] = {
     "medusa": {"drafter": "medusa", "num_draft_tokens": 8},
     "eagle3": {"drafter": "eagle3", "drafter_settings": {"max_branches": 4}, "num_draft_tokens": 4},
 }
-QUESTIONS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(6)]
+QUESTIONS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(5)]
 
 
 async def answers(client: AsyncClient, case: dict[str, Any]) -> list[Any]:
     """Ids and logprobs of answers to all questions at once, which need more pages than there are."""
-    options = {"temperature": 0.8, "max_new_tokens": 32, "logprobs": 2, "timeout_s": TIMEOUT_S}
+    options = {"temperature": 0.8, "max_new_tokens": 20, "logprobs": 2, "timeout_s": TIMEOUT_S}
     options |= {} if "constraint" in case else {"ignore_eos": True}
     calls = [client.complete(text, seed=seed, **options, **case) for seed, text in enumerate(QUESTIONS)]
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in await asyncio.gather(*calls)]
@@ -120,7 +120,7 @@ async def test_drafters_constraints_and_preemption_on_two_ranks_give_the_tokens_
     family: str, tmp_path: Path
 ) -> None:
     cases = CASES | (ATTACHED if family == "llama" else {})
-    options: dict[str, Any] = {"num_pages": 20, "max_context": 200, "attached_drafters": ("ngram",)}
+    options: dict[str, Any] = {"num_pages": 13, "max_context": 200, "attached_drafters": ("ngram",)}
     if family == "llama":
         options |= save_attached(tmp_path)
     else:
