@@ -1,15 +1,17 @@
 """Checkpoints whose MTP tensors are missing, misshapen or of another kind are refused by the tensor's name."""
 
+import json
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
-from betoken.drafters.mtp.checkpoint import check_layer, find_layer
+from betoken.drafters.mtp.checkpoint import check_layer, find_layer, load_layer
 from betoken.drafters.mtp.hosting import make_drafter, memory_of
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
@@ -87,3 +89,22 @@ def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):
     assert resolve_built_in(settings_of(path, "mtp,builtin")) == ("mtp",)
     assert settings_of(path, "none").attached_drafters == ()
     assert memory_of(settings_of(path)).page_bytes == 16 * 2 * 2 * 8 * 4
+
+
+def test_an_fp8_mtp_layer_is_dequantised_when_it_is_read(tmp_path):
+    """By block, as DeepSeek-V3 is published; experts too."""
+    path = save_target(tmp_path, "deepseek_v3")
+    plain = load_layer(find_layer(str(path), None), torch.float32).state_dict()
+    stored = load_file(path / "model.safetensors")
+    for name in [name for name in stored if name.startswith("model.layers.2.") and "_proj" in name]:
+        stored[name + "_scale_inv"] = torch.tensor([[0.25]])
+        stored[name] = (stored[name] * 4).to(torch.float8_e4m3fn)
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (path / "config.json").write_text(json.dumps(config))
+    read = load_layer(find_layer(str(path), None), torch.float32).state_dict()
+    for name, tensor in plain.items():
+        if name.startswith("layers."):
+            expected = (tensor * 4).to(torch.float8_e4m3fn).float() / 4 if "_proj" in name else tensor
+            assert torch.equal(read[name], expected), name

@@ -27,6 +27,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.language_model import model_class_of
+from betoken.engine.weights.quantized import DenseTensor, with_dense_fp8
 from betoken.engine.weights.sources import DirectorySource, open_source
 from betoken.engine.weights.tensor_files import StoredTensor
 
@@ -51,12 +52,12 @@ class MtpTensors:
     config: Any
     """Configuration of the target's language model."""
     layout: Layout
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor | DenseTensor]
     """By their names in `MtpModel`."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors in the files."""
+        """Bytes of all tensors in the files, of FP8 weights once they are dequantised."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def stored_name(self, own_name: str) -> str:
@@ -69,7 +70,7 @@ def find_layer(model: str, revision: str | None) -> MtpTensors:
 
     Raises:
         NoMtpLayerError: it holds none of a supported model type.
-        MtpRefusedError: it holds a quantised one.
+        MtpRefusedError: it is quantised, and not to FP8.
         ModelRefusedError: it cannot be read.
     """
     source = None
@@ -87,12 +88,17 @@ def find_layer(model: str, revision: str | None) -> MtpTensors:
     if layout is None:
         raise NoMtpLayerError(f"model_type: {config.model_type!r}: must be one of {', '.join(LAYOUTS)}")
     num_layers = config.num_hidden_layers
-    found = {own: tensor for name, tensor in headers.items() if (own := layout.own_name(name, num_layers))}
-    if not found:
+    files = {name: tensor for name, tensor in headers.items() if layout.own_name(name, num_layers)}
+    if not files:
         raise NoMtpLayerError(f"it holds no MTP tensors, {layout.prefix.format(num_layers)}*")
+    try:
+        dense = with_dense_fp8(getattr(config, "quantization_config", None), files)
+    except ModelRefusedError as error:
+        raise MtpRefusedError(str(error)) from error
+    found = {cast(str, layout.own_name(name, num_layers)): tensor for name, tensor in dense.items()}
     for tensor in found.values():
         if tensor.dtype not in _DENSE:
-            limit = f"must be one of {', '.join(_DENSE)}: quantised MTP layers are not supported"
+            limit = f"must be one of {', '.join(_DENSE)}, or FP8 with its scales"
             raise MtpRefusedError(f"{tensor.name}: {tensor.dtype}: {limit}")
     return MtpTensors(config, layout, found)
 

@@ -5,10 +5,13 @@ A method that is not supported is refused by method, field and value.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch import Tensor
 
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
@@ -16,8 +19,9 @@ from betoken.engine.weights import awq, bitsandbytes, compressed_tensors, float8
 from betoken.engine.weights.fingerprint import read_headers
 from betoken.engine.weights.language_model import language_tensors
 from betoken.engine.weights.rounding import plan_rounding
-from betoken.engine.weights.stored import Stored, StoredConfig
-from betoken.engine.weights.stored_files import plan_of
+from betoken.engine.weights.stored import Stored, StoredConfig, StoredWeight
+from betoken.engine.weights.stored_files import Files, by_layer, plan_of, read_layer
+from betoken.engine.weights.tensor_files import StoredTensor
 
 _FORMATS: Mapping[str, ModuleType] = {
     module.METHOD: module for module in (awq, bitsandbytes, compressed_tensors, float8, gptq, modelopt)
@@ -67,6 +71,58 @@ def select_loading(
             return plan(model)
 
     model_config.quantization_config = StoredConfig(planned, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """An FP8 weight [N, K], dequantised when it is read. Implements the slice interface of transformers' loader."""
+
+    name: str
+    """Name in the checkpoint."""
+    shape: tuple[int, ...]
+    weight: StoredWeight
+    dtype = "F32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the dequantised weight in a half type."""
+        return 2 * self.shape[0] * self.shape[1]
+
+    def get_dtype(self) -> str:
+        """See safetensors."""
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        """See safetensors."""
+        return list(self.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self.weight.weight().dequantised()[index]
+        return tensor
+
+
+def with_dense_fp8(quantization: Any, files: Files) -> dict[str, StoredTensor | DenseTensor]:
+    """The tensors of a checkpoint with FP8 weights in place of the weights and their scales; others as they are.
+
+    Raises:
+        ModelRefusedError: the tensors of a weight do not fit its format.
+    """
+    found: dict[str, StoredTensor | DenseTensor] = dict(files)
+    method = _method_of(quantization) if isinstance(quantization, Mapping) else None
+    if not isinstance(method, str) or method not in _FORMATS:
+        return found
+    form: Any = _FORMATS[method]
+    with _refusing(method):
+        for layer, specs in by_layer(files).items():
+            shape, dtype = specs.get("weight", ((), ""))
+            if dtype != "F8_E4M3" or len(shape) != 2:
+                continue
+            weight = read_layer(method, files, partial(form.stored_weight, quantization), layer, shape, specs)
+            if weight is not None:
+                for name in set(specs) - {"bias"}:
+                    del found[f"{layer}.{name}"]
+                found[f"{layer}.weight"] = DenseTensor(f"{layer}.weight", shape, weight)
+    return found
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def plan_of(method: str, files: Files, stored: ReadLayer) -> Plan:
                 experts.setdefault(path, {}).setdefault(pattern, []).append(layer)
                 continue
             shape = _shape_of(model, path)
-            if shape is not None and (weight := _read_as(method, files, stored, layer, shape, specs[layer])):
+            if shape is not None and (weight := read_layer(method, files, stored, layer, shape, specs[layer])):
                 found[path] = weight
         for path, layers in experts.items():
             if joined := _experts_of(method, files, stored, model, places, path, layers, specs):
@@ -173,9 +173,10 @@ def _shape_of(model: Any, path: str) -> tuple[int, int] | None:
     return (width, height) if isinstance(layer, Conv1D) else (height, width)
 
 
-def _read_as(
+def read_layer(
     method: str, files: Files, stored: ReadLayer, layer: str, shape: tuple[int, int], specs: Mapping[str, Spec]
 ) -> StoredWeight | None:
+    """Storage of a layer's weight of that shape, whose tensors are read from the files; None if it is dense."""
     weight = stored(StoredTensors(method, layer, *shape, specs))
     if weight is None:
         return None
@@ -207,7 +208,7 @@ def _experts_of(
     if module.is_transposed or height % len(parts) or any(len(part) != num_experts for part in parts.values()):
         raise ModelRefusedError(f"{method}: {first}: not one of {num_experts} experts, {len(parts)} layers each")
     weights = [
-        (layer, _read_as(method, files, stored, layer, (height // len(parts), num_inputs), specs[layer]))
+        (layer, read_layer(method, files, stored, layer, (height // len(parts), num_inputs), specs[layer]))
         for expert in range(num_experts)
         for layer in (parts[part][expert] for part in range(len(parts)))
     ]
