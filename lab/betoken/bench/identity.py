@@ -67,12 +67,14 @@ def _run(options: argparse.Namespace) -> int:
     }
     if options.tensor_parallel > 1:
         manifest["tensor_parallel"] = options.tensor_parallel
+    if options.overlap != "off":
+        manifest["overlap"] = options.overlap
     store = IdentityStore(options.out, manifest)
     shared = (options.max_new_tokens, options.few_pages, options.compile, options.device, options.prefix_caching)
     pard = options.pard
     if not pard and any(cell.drafting.is_parallel for cell in cells):
         pard = make_pard(options.draft, options.out / "pard")
-    more = (weights, stored.dequantised, pard, options.tensor_parallel)
+    more = (weights, stored.dequantised, pard, options.tensor_parallel, options.overlap)
     config = RunnerConfig(stored.target, options.draft, *shared, *more)
     print(f"{len(cells)} cells, {len(prompts)} prompts, {len(store.done)} cells done already\n{RULE}\n", flush=True)
     asyncio.run(MatrixRunner(config, prompts, store, _print_cell).run(cells))
@@ -149,6 +151,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
     add("--tensor-parallel", type=positive, default=1, help="processes that share the target's model")
+    add("--overlap", choices=("off", "on", "auto"), default="off", help="overlapped rounds, the router's option")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     add_weights(parser)  # without, their cells are left out
     return parser.parse_args(arguments)

@@ -51,6 +51,8 @@ class RunnerConfig:
     """PARD checkpoint of the draft model."""
     tensor_parallel: int = 1
     """Processes that share the target's model."""
+    overlap: str = "off"
+    """Whether rounds are overlapped: the router's option."""
 
 
 class MatrixRunner:
@@ -114,6 +116,7 @@ class MatrixRunner:
                 *weight_options(names, config.weights),
             ),
             draft_options=on_device,
+            router_options=("--overlap", config.overlap),
         )
 
     async def _run_with_reference(self, cell: Cell, stack: Stack) -> None:

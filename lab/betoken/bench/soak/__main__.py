@@ -38,7 +38,10 @@ _TIMEOUT_S = 600.0
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything at once for the minutes asked for, then idle."""
-    config = LocalServicesConfig(options.target, options.draft, num_verify_workers=2, compile="off", http_port=0)
+    overlap = ["--overlap", options.overlap]
+    config = LocalServicesConfig(
+        *(options.target, options.draft), num_verify_workers=2, compile="off", http_port=0, router_options=overlap
+    )
     async with (
         Stack(config) as stack,
         AsyncClient(stack.services.address, retry=_RETRY, timeout_s=_TIMEOUT_S) as client,
@@ -123,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("minutes", type=_minutes, help="how long")
     parser.add_argument("--target", default="models/target", help="target model: a directory or hub id")
     parser.add_argument("--draft", default="models/draft", help="draft model, likewise")
+    parser.add_argument("--overlap", choices=("off", "on", "auto"), default="on", help="the router's option")
     parser.add_argument("--streams", type=positive, default=3, help="healthy streams at once")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of faults")
     options = parser.parse_args(arguments)
