@@ -108,6 +108,8 @@ def test_a_block_drafter_made_for_another_base_is_refused(tmp_path):
         ("dflash", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: "),
         ("dflash", {"rms_norm_eps": "x"}, "rms_norm_eps: 'x': must be a number above 0"),
         ("dflash", {"head_dim": 16}, r"layers.0.self_attn.\w+.weight: \[.*\]: must be \["),
+        ("dflash", {"num_key_value_heads": 3}, "num_key_value_heads: 3: must divide num_attention_heads = 4"),
+        ("dflash", {"head_dim": 7}, "head_dim: 7: must be even"),
         ("dflash", {"num_hidden_layers": 3}, "layers.2.* and 10 more of its weights are not there"),
         ("dflash", {"num_hidden_layers": 1}, "layers.1.* and 10 more are weights that no dflash drafter has"),
         ("dflash2", {"selector_rank": 0}, "selector_rank: 0: must be an integer of at least 1"),

@@ -118,6 +118,8 @@ def test_a_narrow_layer_without_embeddings_is_refused(tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config: must be absent"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: 'dynamic'"),
         ({"intermediate_size": 64}, r"midlayer.mlp.\w+.weight: \[.*48.*\]: must be \[.*64.*\]"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3: must divide num_attention_heads = 4"),
+        ({"head_dim": 7}, "head_dim: 7: must be even"),
         ({"hidden_size": "32"}, "hidden_size: '32': must be an integer"),
         ({"fc_norm": True}, "fc_norm.0.weight and 2 more of its weights are not there"),
         ({"draft_vocab_size": 500}, "draft_vocab_size: 500: must be at most 101"),

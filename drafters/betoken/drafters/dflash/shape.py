@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from betoken.drafters.side.config import has_attention_bias, read_base, read_integer, read_number, read_rope
+from betoken.drafters.side.config import has_attention_bias, read_base, read_heads, read_integer, read_number, read_rope
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import check_sizes
 
@@ -119,9 +119,8 @@ def read_shape(config: Mapping[str, Any]) -> BlockShape:
     layer = _object(config, "transformer_layer_config", config)
     own = {**config, **_object(config, "dflash_config", {})}
     _check_layer(layer, own)
-    hidden_size, num_heads = read_integer(layer, "hidden_size"), read_integer(layer, "num_attention_heads")
-    if hidden_size % num_heads and "head_dim" not in layer:
-        raise ModelRefusedError(f"hidden_size: {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
+    hidden_size = read_integer(layer, "hidden_size")
+    num_heads, num_kv_heads, head_dim = read_heads(layer)
     vocab_size = 0 if layer.get("vocab_size") is None else read_integer(layer, "vocab_size")
     is_causal, window = _visible(config, layer)
     predicts_first = own.get("sample_from_anchor")
@@ -131,8 +130,8 @@ def read_shape(config: Mapping[str, Any]) -> BlockShape:
         intermediate_size=read_integer(layer, "intermediate_size"),
         num_layers=read_integer(layer, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=read_integer(layer, "num_key_value_heads", num_heads),
-        head_dim=read_integer(layer, "head_dim", hidden_size // num_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         vocab_size=vocab_size,
         draft_vocab_size=0 if config.get("draft_vocab_size") is None else read_integer(config, "draft_vocab_size"),
         target_hidden_size=read_integer(config, "target_hidden_size", hidden_size),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from betoken.drafters.side.config import has_attention_bias, read_base, read_integer, read_number, read_rope
+from betoken.drafters.side.config import has_attention_bias, read_base, read_heads, read_integer, read_number, read_rope
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.weights.plausible import check_sizes
 
@@ -94,9 +94,7 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
     if not isinstance(layer, Mapping):
         raise ModelRefusedError("transformer_layer_config: must be an object")
     hidden_size = read_integer(layer, "hidden_size")
-    num_heads = read_integer(layer, "num_attention_heads")
-    if hidden_size % num_heads and "head_dim" not in layer:
-        raise ModelRefusedError(f"hidden_size: {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
+    num_heads, num_kv_heads, head_dim = read_heads(layer)
     vocab_size = read_integer(layer, "vocab_size")
     states = _state_layers(config)
     return EagleShape(
@@ -104,8 +102,8 @@ def read_shape(config: Mapping[str, Any], version: int) -> EagleShape:
         hidden_size=hidden_size,
         intermediate_size=read_integer(layer, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=read_integer(layer, "num_key_value_heads", num_heads),
-        head_dim=read_integer(layer, "head_dim", hidden_size // num_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         vocab_size=vocab_size,
         draft_vocab_size=read_integer(config, "draft_vocab_size", vocab_size),
         target_hidden_size=read_integer(config, "target_hidden_size", hidden_size),

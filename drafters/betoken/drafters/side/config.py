@@ -22,6 +22,24 @@ def read_integer(config: Mapping[str, Any], name: str, default: int | None = Non
     return value
 
 
+def read_heads(layer: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Query heads, key heads and their width.
+
+    Raises:
+        ModelRefusedError: they do not fit each other.
+    """
+    hidden_size, num_heads = read_integer(layer, "hidden_size"), read_integer(layer, "num_attention_heads")
+    if hidden_size % num_heads and layer.get("head_dim") is None:
+        raise ModelRefusedError(f"hidden_size: {hidden_size} is not a multiple of num_attention_heads = {num_heads}")
+    num_kv_heads = read_integer(layer, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelRefusedError(f"num_key_value_heads: {num_kv_heads}: must divide num_attention_heads = {num_heads}")
+    head_dim = read_integer(layer, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ModelRefusedError(f"head_dim: {head_dim}: must be even, as positions rotate pairs")
+    return num_heads, num_kv_heads, head_dim
+
+
 def read_number(config: Mapping[str, Any], name: str, default: float) -> float:
     """The number above 0 in a field, or its default.
 
