@@ -13,6 +13,7 @@ from betoken.draft_worker.commands import Commit, Open
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.host.making import DrafterMaker
 from betoken.drafters.plugin import is_plugin_path, load_plugin
 from betoken.engine.sampling import SamplingParams
 from tests.draft_worker.harness import RecordingSink, request
@@ -79,6 +80,14 @@ def test_the_documented_example_drafts(write_module):
     assert bench.draft(3, num_tokens=2) == [[12, 13]]
     bench.open(4, [11], minimum="1")
     assert isinstance(bench.sink.failures[(1, 4)], InvalidArgumentError)
+
+
+def test_a_reloaded_plugin_is_made_again(write_module):
+    path = f"{write_module('again', example())}:PhraseDrafter"
+    maker = DrafterMaker(DraftWorkerSettings(drafters=(path,)), (path,))
+    before = maker.make()
+    after = maker.make_again([path])
+    assert type(after[path]) is type(before[path]) and after[path] is not before[path]
 
 
 RAISING = """

@@ -59,5 +59,5 @@ def test_draft_tensors_of_a_checkpoint_are_logged_and_not_loaded(tmp_path: Path,
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with caplog.at_level(logging.INFO):
         model, _ = load_model(EngineConfig(directory), lambda stage, fraction: None)
-    assert "not loaded: 1 tensors of layers that predict further tokens" in caplog.text
+    assert "1 tensors of MTP layers, which the model itself does not use" in caplog.text
     assert not any("mtp" in name for name in model.state_dict())

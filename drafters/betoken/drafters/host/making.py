@@ -102,7 +102,7 @@ class DrafterMaker:
     def drafter(self, name: str) -> Drafter:
         """See `DrafterContext`."""
         if name not in self._made:
-            self._made[name] = SPECS[name].make(self)
+            self._made[name] = load_plugin(name) if is_plugin_path(name) else SPECS[name].make(self)
         return self._made[name]
 
     def others(self, name: str) -> dict[str, Drafter]:

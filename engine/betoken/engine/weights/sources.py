@@ -116,7 +116,7 @@ class DirectorySource:
         """See `Source`."""
         tensors = read_headers(self.path)
         if left := draft_tensors(tensors, config.model_type):
-            _LOG.info("%s: not loaded: %d tensors of layers that predict further tokens", self.name, len(left))
+            _LOG.info("%s: %d tensors of MTP layers, which the model itself does not use", self.name, len(left))
         state: dict[str, Any] = language_tensors(tensors)
         if keywords["dtype"] == "auto":
             keywords = keywords | {"dtype": config.dtype or _dtype_of(state)}
