@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
+from betoken.drafters.mtp import SPEC
 from betoken.drafters.mtp.checkpoint import check_layer, find_layer, load_layer
 from betoken.drafters.mtp.hosting import make_drafter, memory_of
 from betoken.engine.bring_up.load import load_runner
@@ -108,3 +110,12 @@ def test_an_fp8_mtp_layer_is_dequantised_when_it_is_read(tmp_path):
         if name.startswith("layers."):
             expected = (tensor * 4).to(torch.float8_e4m3fn).float() / 4 if "_proj" in name else tensor
             assert torch.equal(read[name], expected), name
+
+
+def test_without_mtp_layers_in_transformers_nothing_is_built_in(monkeypatch):
+    """As in versions before 5.23: a worker that does not name the drafter starts."""
+    monkeypatch.setitem(sys.modules, "betoken.drafters.mtp.hosting", None)
+    settings = VerifyWorkerSettings(model="m")
+    assert resolve_built_in(settings) == ()
+    with pytest.raises(FailedPreconditionError, match="--attached-drafters = mtp: needs MTP layers of transformers"):
+        SPEC.make(SimpleNamespace(settings=settings))
