@@ -26,6 +26,13 @@ OPTIONS = ("--dtype", "float32", "--compile", "off", "--threads", "1", "--num-pa
 LENGTHS = {"max_new_tokens": 100, "temperature": 0.8, "ignore_eos": True}
 
 
+@pytest.fixture(autouse=True)
+def compilers_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process compiles for other tests after the services in it have ended."""
+    for module in ("betoken.verify_worker.service", "betoken.draft_worker.model_hosting"):
+        monkeypatch.setattr(f"{module}.give_up", lambda: None)
+
+
 def ranks_of(pid: int) -> list[int]:
     """Process ids of the ranks that a worker has started."""
     found = []
