@@ -23,6 +23,7 @@ _MARKS = {"recovered": "underline", "bonus": "italic", "plain": "none", "unknown
 _SOURCE_MARKS = (
     *("bold", "bold underline", "bold italic", "bold italic underline", "italic underline"),
     *("dim", "dim underline", "dim italic", "dim italic underline", "strike", "bold strike"),
+    *("italic strike", "underline strike", "dim strike"),
 )
 _EXPLANATIONS = {
     "recovered": "the target's, at the first rejected position",

@@ -54,9 +54,9 @@ async def test_both_sides_of_a_comparison_are_equal(page: Any, make_gate: MakeGa
     await page.check("#compare")
     await fill(page, temperature="0.8")
     await send(page, "on the")
-    await page.wait_for_selector(".result", timeout=60_000)
+    await page.wait_for_selector(".outcome", timeout=60_000)
     await page.click(".show-tokens")
-    assert await page.locator(".result.good").count() == 1
+    assert await page.locator(".outcome.good").count() == 1
     one, other = await page.eval_on_selector_all(".tokens", "all => all.map(one => one.textContent)")
     assert one == other != ""
     plain = await page.eval_on_selector_all(".side:nth-child(2) .token", "all => all.map(one => one.className)")

@@ -5,15 +5,15 @@ import { button, copyButton, make } from "./dom.js";
 
 const actions = (buttons) => make("div", buttons, { class: "actions" });
 
-/** Return the verdict on an answer that was also decoded without speculation; null unless both ended. */
-function verdict({ answer, other }) {
+/** Return the comparison of an answer with the one decoded without speculation; null unless both ended. */
+function outcome({ answer, other }) {
   if (!answer.end || !other?.end) return null;
   const ids = (side) => side.tokens.map((token) => token.id).join();
   const isSame = ids(answer) === ids(other);
   const ratio = other.duration_s / answer.duration_s;
   const speed = ratio >= 1 ? `${ratio.toFixed(2)} times as fast with speculation` : `${(1 / ratio).toFixed(2)} times as fast without speculation`;
   const text = isSame ? `Same tokens; ${speed}` : "Different tokens: this is a bug, please report the request and its seed";
-  return make("p", text, { class: `verdict ${isSame ? "good" : "bad"}` });
+  return make("p", text, { class: `outcome ${isSame ? "good" : "bad"}` });
 }
 
 /** A message of the user; `onEdit(text)` receives the changed text. */
@@ -88,7 +88,7 @@ export class ReplyView {
       ...(answer.rounds.length ? [button("Rounds", this.on.measure, { class: "measure" })] : []),
     ]);
     const form = isLast && answer.calls.length ? this.#resultForm() : null;
-    this.after.replaceChildren(...[verdict(this.turn), bar, form].filter(Boolean));
+    this.after.replaceChildren(...[outcome(this.turn), bar, form].filter(Boolean));
   }
 
   #resultForm() {
