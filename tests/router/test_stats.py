@@ -46,4 +46,7 @@ def test_times_that_a_worker_invents_stop_at_the_range_of_their_statistics() -> 
     counts = SpeculationCounts()
     for _ in range(2):
         counts.add_forward(1, queue_ns=2**64 - 1, forward_ns=2**64 - 2)
-    assert (counts.stats.verify_queue_ns, counts.stats.verify_forward_ns) == (2**64 - 1, 2**64 - 1)
+        counts.add_round(1, draft_queue_ns=2**64 - 1, draft_forward_ns=2**64 - 2, verify_ns=2**64 - 1)
+    stats = counts.stats
+    sums = (stats.verify_queue_ns, stats.verify_forward_ns, stats.draft_queue_ns, stats.draft_forward_ns)
+    assert sums == (2**64 - 1,) * 4

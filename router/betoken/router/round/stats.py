@@ -86,8 +86,8 @@ class SpeculationCounts:
         stats.num_rounds += 1
         stats.num_draft_forwards += num_draft_forwards
         stats.round_ns += round_ns
-        stats.draft_queue_ns += draft_queue_ns
-        stats.draft_forward_ns += draft_forward_ns
+        stats.draft_queue_ns = min(_MAX_NS, stats.draft_queue_ns + draft_queue_ns)
+        stats.draft_forward_ns = min(_MAX_NS, stats.draft_forward_ns + draft_forward_ns)
         self._overheads_ns.append(max(0, round_ns - draft_queue_ns - draft_forward_ns - verify_ns))
 
     def add_ahead(self, num_tokens: int, num_used: int | None) -> None:
