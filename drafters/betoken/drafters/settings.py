@@ -100,25 +100,14 @@ class SequenceSettings:
         check_names(settings, tuple(declared))
         read = {name: _read(settings, name, *declared[name]) for name in settings}
         new: Self = dataclasses.replace(cast(Any, self), **read)
-        if (conflict := new.conflict(lambda name: name)) is not None:
+        if (conflict := new.conflict()) is not None:
             name, limit = conflict
             raise InvalidArgumentError(f"drafter.settings.{name}", getattr(new, name), limit)
         return new
 
-    def conflict(self, called: Callable[[str], str]) -> tuple[str, str] | None:
-        """Name and limit of a field that does not fit another. `called`: maps field names to those the user knows."""
+    def conflict(self) -> tuple[str, str] | None:
+        """Name and limit of a field that does not fit another."""
         return None
-
-    @classmethod
-    def check_options(cls, options: Any) -> None:
-        """Raises:
-        ValueError: two options do not fit each other.
-        """
-        flags = {name: f"--{said.option.replace('_', '-')}" for name, _, said in _declared(cls) if said.option}
-        new = cls.of_options(options)
-        if (conflict := new.conflict(lambda name: flags[name])) is not None:
-            name, limit = conflict
-            raise ValueError(f"{flags[name]} = {getattr(new, name)}: {limit}")
 
 
 def check_names(settings: Mapping[str, str], known: Collection[str]) -> None:

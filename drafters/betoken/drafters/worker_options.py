@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from betoken.drafters.registry import SPECS
 from betoken.drafters.settings import Option
@@ -20,19 +20,11 @@ def with_drafter_options(runs: Callable[[DrafterSpec], bool]) -> Callable[[type[
     def add(cls: type[SettingsT]) -> type[SettingsT]:
         specs = [spec for spec in SPECS.values() if runs(spec)]
         options = {option.name: option for spec in specs for option in spec.all_options}
-        checks = [spec.settings.check_options for spec in specs if spec.settings is not None]
-
-        def check(settings: SettingsT) -> SettingsT:
-            for check_options in checks:
-                check_options(settings)
-            return settings
-
         made: Any = create_model(
             cls.__name__,
             __base__=cls,
             __module__=cls.__module__,
             __doc__=cls.__doc__,
-            __validators__={"_check_drafter_settings": cast(Any, model_validator(mode="after")(check))},
             **{name: _field(option) for name, option in options.items()},
         )
         return cast(type[SettingsT], made)
