@@ -74,7 +74,12 @@ def test_the_largest_block_leaves_a_row_for_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "name"), [({"synthetic": "step_ms=1"}, "--synthetic"), ({"batch_invariant": False}, "--no-batch-inv")]
+    ("option", "name"),
+    [
+        ({"synthetic": "step_ms=1"}, "--synthetic"),
+        ({"batch_invariant": False}, "--no-batch-inv"),
+        ({"attached_drafters": ("gemma4_assistant",), "gemma4_assistant": "d"}, "--attached-drafters gemma4_assistant"),
+    ],
 )
 def test_ranks_are_rejected_with_options_that_need_one_process(option: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"--tensor-parallel = 2: must be 1 with {name}"):

@@ -1,6 +1,6 @@
 """The `Drafter` protocol: one way of guessing, for any number of sequences. Knows no links and no target."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -72,6 +72,9 @@ class DraftSequence:
     """Logits processors, constraint included; None if no model of the worker needs them."""
     has_shared_rules: bool = False
     """Whether `rules` belong to the target's sequence, which commits to them itself."""
+    target_kv: Callable[[], tuple[Sequence[int], int]] | None = None
+    """Returns its pages in the target's KV cache at the moment, and the number of leading tokens in them; not kept, as
+    a preemption takes them away. None: the cache cannot be read."""
     branch: RequestKey | None = None
     """Request that this copy with hypothetical ids belongs to; None for the committed text."""
     span: Span = INVALID_SPAN

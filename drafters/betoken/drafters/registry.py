@@ -23,6 +23,7 @@ _FOLDERS = (
     "eagle3",
     "dflash",
     "mtp",
+    "gemma4_assistant",
     "synthetic",
 )
 """Folders with a `SPEC`. A new drafter is a folder and one line here."""

@@ -118,6 +118,8 @@ class DrafterSpec:
     """Whether a draft worker can host it; not if it reads features."""
     features: FeatureNeeds | None = None
     """Hidden states of the target that it reads when attached; see `betoken.drafters.features`."""
+    reads_target_kv: bool = False
+    """Whether it reads the target's KV (`DraftSequence.target_kv`), of which a rank holds a part."""
     memory: Callable[[Any], Memory] | None = None
     """Memory when attached, by the worker's settings; None = negligible."""
     num_others: int = 0

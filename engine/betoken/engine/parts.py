@@ -40,15 +40,20 @@ class ModelParts:
         """Keys and values of the model, which drafters may read."""
 
     @property
+    def config(self) -> Any:
+        """Configuration of the language model."""
+        return self._model.config.get_text_config(decoder=True)
+
+    @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        size: int = self._model.config.get_text_config(decoder=True).hidden_size
+        size: int = self.config.hidden_size
         return size
 
     @property
     def num_layers(self) -> int:
         """Decoder layers; hidden states are numbered 0 to this."""
-        num: int = self._model.config.get_text_config(decoder=True).num_hidden_layers
+        num: int = self.config.num_hidden_layers
         return num
 
     @property

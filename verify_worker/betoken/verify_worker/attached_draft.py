@@ -26,6 +26,7 @@ def draft_sequence(seq: VerifySequence) -> DraftSequence:
         tenant=seq.opened.tenant,
         rules=seq.rules,
         has_shared_rules=True,
+        target_kv=lambda: (seq.page_ids, seq.kv_length),
         span=seq.span,
     )
 

@@ -72,6 +72,8 @@ class VerifyWorkerSettings(WorkerSettings):
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
         others = {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
+        named = [SPECS[name] for name in self.attached_drafters if name != BUILT_IN]
+        others |= {f"--attached-drafters {spec.name}": spec.reads_target_kv for spec in named}
         num_ranks = len(self.devices)
         if num_ranks > 1 and (bad := [name for name, is_set in others.items() if is_set]):
             option = "tensor-parallel" if self.tensor_parallel > 1 else "device"

@@ -39,6 +39,8 @@ class ParallelDraft(SideDraft):
     probs: list[SparseProbs] = field(default_factory=list)
     """Distribution of each token, if needed."""
     is_complete: bool = False
+    num_passes: int = 0
+    """Passes of the layers so far."""
 
     def places(self, follows: bool) -> range:
         """Positions whose tokens can be chosen now: all, or the next if it depends on the tokens before it."""

@@ -1,4 +1,4 @@
-"""Base of attached drafters that draft a chain in one pass. Knows no layers."""
+"""Bases of attached drafters that draft chains. Know no layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from betoken.drafters.side.parallel_draft import ParallelDraft
 from betoken.drafters.side.sequence import Part, SideSequence
 
 
-class ParallelDrafter(SideDrafter[ParallelDraft]):
-    """A drafter adds `_begin`, `_add_block` and `_choose`."""
+class ChainDrafter(SideDrafter[ParallelDraft]):
+    """A drafter adds `_begin` and `_draft`."""
 
     source: ClassVar[str]
     """Source name of its tokens: its spec's name."""
+
+    def _finish(self, draft: ParallelDraft) -> Drafted:
+        owner, seq, draft_ids = draft.owner, draft.owner.draft, draft.draft_ids
+        owner.context.idle_since_ns = time.perf_counter_ns()
+        owner.last = (draft_ids, list(range(-1, len(draft_ids) - 1)), draft.shares)
+        if not draft_ids or not self._is_worth(seq, draft.shares):
+            return Drafted(seq, [], num_forwards=draft.num_passes)
+        return Drafted(seq, draft_ids, sources=[self.source], draft_probs=draft.probs, num_forwards=draft.num_passes)
+
+
+class ParallelDrafter(ChainDrafter):
+    """Drafts a chain in one pass. A drafter adds `_begin`, `_add_block` and `_choose`."""
 
     def _add_block(self, draft: ParallelDraft, parts: list[Part]) -> list[Part]:
         """Add the rows that score the draft behind the new context of its sequence, given in parts."""
@@ -43,6 +55,7 @@ class ParallelDrafter(SideDrafter[ParallelDraft]):
             context = draft.owner.context
             if self._make_room(context, context.num_rows + self._num_slots(draft)):
                 parts += self._add_block(draft, self._rows(context, num_logits=0))
+                draft.num_passes = 1
                 begun.append(draft)
             else:
                 context.forget()
@@ -53,11 +66,3 @@ class ParallelDrafter(SideDrafter[ParallelDraft]):
             if begun:
                 self._choose(begun, results)
         return begun
-
-    def _finish(self, draft: ParallelDraft) -> Drafted:
-        owner, seq, draft_ids = draft.owner, draft.owner.draft, draft.draft_ids
-        owner.context.idle_since_ns = time.perf_counter_ns()
-        owner.last = (draft_ids, list(range(-1, len(draft_ids) - 1)), draft.shares)
-        if not draft_ids or not self._is_worth(seq, draft.shares):
-            return Drafted(seq, [], num_forwards=1)
-        return Drafted(seq, draft_ids, sources=[self.source], draft_probs=draft.probs, num_forwards=1)

@@ -32,7 +32,7 @@ GEMMA = Family(
 
 GEMMA4_ASSISTANT = Family(
     multimodal=("gemma4_assistant", "gemma4_unified_assistant"),
-    refusal="it drafts from the keys and values of the model it assists",
+    refusal="it is the drafter of a Gemma-4 target, for --gemma4-assistant",
 )
 
 PALIGEMMA = Family(
