@@ -18,6 +18,8 @@ WITH_WEIGHTS = {
     spec.name: option for spec in SPECS.values() if spec.can_attach for option in spec.options if option.names_weights
 }
 """Attached drafters with weights, and the verify worker's options that name these."""
+BRANCHING = tuple(name for name in WITH_WEIGHTS if hasattr(SPECS[name].settings, "max_branches"))
+"""Those whose drafts may be trees."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
 """Draft length of requests that set none: adaptive."""
@@ -57,7 +59,7 @@ DRAFTINGS = (
     Drafting("suffix_chain@attached", "suffix", (("max_branches", "1"),), True),
     Drafting("fused@attached", "fused", (), True),
     *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
-    *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in WITH_WEIGHTS),
+    *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in BRANCHING),
 )
 """As each drafter does it by default, `ngram`, `suffix`, `lookahead` and drafters with their own weights with trees,
 and the other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
