@@ -19,7 +19,7 @@ WITH_WEIGHTS = {
 }
 """Attached drafters with weights, and the verify worker's options that name these."""
 BRANCHING = tuple(name for name in WITH_WEIGHTS if hasattr(SPECS[name].settings, "max_branches"))
-"""Those whose drafts may be trees."""
+"""Attached drafters with weights whose drafts may be trees."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
 """Draft length of requests that set none: adaptive."""
