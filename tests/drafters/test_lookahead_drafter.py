@@ -106,7 +106,7 @@ def test_a_draft_allows_a_number_of_lookahead_steps_and_the_next_one_reports_the
 
 @pytest.mark.parametrize("wants_probs", [False, True])
 def test_lookahead_steps_do_not_depend_on_the_clock_if_drafts_affect_the_output(fake_runner_class, wants_probs):
-    """Verification results come after none of the steps, some, or all of them, beside others or not."""
+    """Verification results come after none of the steps, some, or all of them, alone or with other sequences."""
     found = set()
     for num_core_steps in (1, 2, 3, 50):
         bench = LookaheadBench(fake_runner_class(num_pages=128))

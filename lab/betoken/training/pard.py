@@ -88,7 +88,7 @@ def choose_mask_token(wanted: int | None, tokenizer: Any, vocab_size: int) -> in
         ValueError: the id is not in the vocabulary, or all ids are used.
     """
     if wanted is None and len(tokenizer) >= vocab_size:
-        raise ValueError(f"mask_token: the tokenizer uses all {vocab_size} ids; name one that rarely occurs")
+        raise ValueError(f"mask_token: the tokenizer uses all {vocab_size} ids; name a rare one")
     token_id = len(tokenizer) if wanted is None else wanted
     if not 0 <= token_id < vocab_size:
         raise ValueError(f"mask_token {token_id}: must be at least 0 and below {vocab_size}")

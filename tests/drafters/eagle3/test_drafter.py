@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from betoken.common.errors import InvalidArgumentError
-from betoken.drafters.drafter import DraftSequence, DraftTerms
+from betoken.drafters.drafter import DraftTerms
 from betoken.drafters.eagle3.checkpoint import make_layer
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
@@ -16,7 +16,6 @@ from betoken.drafters.eagle3.settings import EagleSettings
 from betoken.drafters.features import FeatureSpan
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.side.files import TargetShape
-from betoken.engine.batch import Segment
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.page_table import PageTable
@@ -24,10 +23,10 @@ from betoken.engine.sampler import SampleGroup, choose_tokens
 from betoken.engine.sampling import SamplingParams
 from tests.drafters.eagle3.reference import LiteralEagle3
 from tests.drafters.eagle3.tiny import FLAGS, tiny_layer, tiny_shape
+from tests.drafters.rig import Rig
 from tests.engine.tiny import save_tiny
 
 STATES = (0, 1, 2)
-GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def target(tmp_path_factory):
     return load_runner(config)
 
 
-class Rig:
+class LayerRig(Rig):
     """A drafter over a tiny layer, and the target whose states it is reported."""
 
     def __init__(self, target, shape=None, num_pages=64, page_size=4, caching=True, max_rows=64, **settings):
@@ -52,43 +51,6 @@ class Rig:
         self.forward = LayerForward(loaded, target.parts, num_pages, page_size)
         pages = SharedPages(self.table, idle_grace_s=0.0)
         self.drafter = EagleDrafter(self.forward, pages, (0, 1, 2), 101, max_rows, EagleSettings(**settings))
-
-    def states_of(self, ids):
-        """[n, 3, H], as the target gives them."""
-        page_ids, _ = self.target.page_table.allocate(ids)
-        features = self.target.forward([Segment(page_ids, 0, ids, 1)]).features.clone()
-        self.target.page_table.release(page_ids)
-        return features
-
-    def open(self, prompt_ids, params=GREEDY, **fields):
-        seq = DraftSequence((0, len(self.drafter._sequences)), params, prompt_ids, [], 600, **fields)
-        self.drafter.open(seq)
-        return seq
-
-    def send(self, seqs, first=0, end=None):
-        """The states of all positions from `first` on, up to `end`, in one call for all sequences."""
-        spans, rows, start = [], [], 0
-        for seq in seqs:
-            own = self.states_of(seq.ids)[first : len(seq.ids) - 1 if end is None else end]
-            spans.append(FeatureSpan(seq, first, start, len(own)))
-            rows.append(own)
-            start += len(own)
-        self.drafter.observe(spans, torch.cat(rows))
-
-    def commit(self, seq, ids):
-        """A verification result: `ids` with the states of the positions that it decided."""
-        first = len(seq.ids) - 1
-        seq.ids.extend(ids)
-        seq.output_ids.extend(ids)
-        self.drafter.commit(seq, ids)
-        self.send([seq], first)
-
-    def draft(self, seqs, num_tokens):
-        for seq in seqs:
-            self.drafter.request(seq, num_tokens)
-        drafted = {id(answer.sequence): answer for answer in self.drafter.step()}
-        self.drafter.check_integrity()
-        return [drafted[id(seq)] for seq in seqs]
 
     def literal(self, ids, first=0):
         shape = self.layer.shape
@@ -127,7 +89,7 @@ def assert_is_literal(rig, seq, drafted, num_nodes, branches, depth, first=0):
 @pytest.mark.parametrize("branches", [1, 3])
 def test_eagle3_drafts_equal_the_literal_reference_after_every_verification(target, flags, branches):
     shape = tiny_shape(hidden_size=64, state_layers=STATES, **dict.fromkeys(flags, True))
-    rig = Rig(target, shape, max_branches=branches, max_depth=4)
+    rig = LayerRig(target, shape, max_branches=branches, max_depth=4)
     seq = rig.open(ids_of(1, 9), takes_trees=True)
     rig.send([seq])
     for accepted in ([7], [3, 4, 5, 6], [9, 9]):
@@ -139,7 +101,7 @@ def test_eagle3_drafts_equal_the_literal_reference_after_every_verification(targ
 
 
 def test_a_compiled_layer_drafts_the_literal_tree(target, tmp_path):
-    rig = Rig(target, max_branches=3, max_depth=4)
+    rig = LayerRig(target, max_branches=3, max_depth=4)
     rig.forward.compile(tmp_path)
     assert rig.forward.is_compiled
     seq = rig.open(ids_of(1, 9), takes_trees=True)
@@ -149,7 +111,7 @@ def test_a_compiled_layer_drafts_the_literal_tree(target, tmp_path):
 
 
 def test_sequences_of_one_batch_draft_what_they_would_alone(target):
-    rig = Rig(target, max_branches=3, max_depth=4, max_rows=16)
+    rig = LayerRig(target, max_branches=3, max_depth=4, max_rows=16)
     seqs = [rig.open(ids_of(seed, 5 + 9 * seed), takes_trees=True) for seed in range(3)]
     rig.send(seqs)
     for seq, drafted in zip(seqs, rig.draft(seqs, 7), strict=True):
@@ -157,7 +119,7 @@ def test_sequences_of_one_batch_draft_what_they_would_alone(target):
 
 
 def test_features_of_a_long_prompt_are_read_chunk_by_chunk(target):
-    rig = Rig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=48)
+    rig = LayerRig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=48)
     seq = rig.open(ids_of(5, 200), takes_trees=True)
     for first in range(0, 199, 70):
         rig.send([seq], first, min(first + 70, 199))
@@ -168,7 +130,7 @@ def test_features_of_a_long_prompt_are_read_chunk_by_chunk(target):
 
 
 def test_eagle3_reads_few_tokens_at_once_in_the_first_draft_after_a_pause(target, monkeypatch):
-    rig = Rig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=80)
+    rig = LayerRig(target, max_branches=2, max_depth=3, num_pages=96, max_rows=80)
     seq = rig.open(ids_of(5, 200), takes_trees=True)
     num_rows, run = [], EagleDrafter._pass
 
@@ -187,7 +149,7 @@ def test_eagle3_reads_few_tokens_at_once_in_the_first_draft_after_a_pause(target
 
 
 def test_without_features_of_the_last_tokens_eagle3_does_not_draft(target):
-    rig = Rig(target)
+    rig = LayerRig(target)
     seq = rig.open(ids_of(6, 12), takes_trees=True)
     (drafted,) = rig.draft([seq], 5)
     assert drafted.draft_ids == []
@@ -197,7 +159,7 @@ def test_without_features_of_the_last_tokens_eagle3_does_not_draft(target):
 
 
 def test_an_unused_draft_is_made_again(target):
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(7, 12), takes_trees=True)
     rig.send([seq])
     first, again = (rig.draft([seq], 5)[0] for _ in range(2))
@@ -206,7 +168,7 @@ def test_an_unused_draft_is_made_again(target):
 
 def test_features_that_are_reported_again_change_no_draft(target):
     """As after a preemption."""
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(8, 30), takes_trees=True)
     rig.send([seq])
     rig.draft([seq], 5)
@@ -217,7 +179,7 @@ def test_features_that_are_reported_again_change_no_draft(target):
 
 def test_features_may_be_missing_at_the_beginning(target):
     """The target took over pages that others had computed: the draft is that of the text that is known."""
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(9, 30), takes_trees=True)
     rig.send([seq], 12)
     (drafted,) = rig.draft([seq], 5)
@@ -225,7 +187,7 @@ def test_features_may_be_missing_at_the_beginning(target):
 
 
 def test_a_text_with_a_cached_prefix_takes_over_its_features(target):
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     begin = ids_of(10, 24)
     first = rig.open([*begin, 5, 6], takes_trees=True)
     rig.send([first])
@@ -240,7 +202,7 @@ def test_a_text_with_a_cached_prefix_takes_over_its_features(target):
 
 def test_a_text_without_a_cached_prefix_takes_over_no_features(target):
     """The first row is of two tokens: the same ones after another first token are another text."""
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     rest = ids_of(11, 24)
     first = rig.open([1, *rest], takes_trees=True)
     rig.send([first])
@@ -253,7 +215,7 @@ def test_a_text_without_a_cached_prefix_takes_over_no_features(target):
 
 
 def test_a_gap_between_known_and_reported_features_is_skipped(target):
-    rig = Rig(target, max_branches=2, max_depth=3)
+    rig = LayerRig(target, max_branches=2, max_depth=3)
     begin = ids_of(12, 40)
     first = rig.open(begin[:14], takes_trees=True)
     rig.send([first])
@@ -273,7 +235,7 @@ def test_a_gap_between_known_and_reported_features_is_skipped(target):
 
 
 def test_a_sequence_without_pages_goes_without_a_draft_and_comes_back(target):
-    rig = Rig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)  # 36 slots
+    rig = LayerRig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)  # 36 slots
     old, young = (rig.open(ids_of(seed, 20), takes_trees=True) for seed in (13, 14))
     rig.send([old, young])
     drafted = rig.draft([old, young], 3)
@@ -285,7 +247,7 @@ def test_a_sequence_without_pages_goes_without_a_draft_and_comes_back(target):
 
 
 def test_an_old_sequence_takes_the_pages_of_a_young_idle_one(target):
-    rig = Rig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)
+    rig = LayerRig(target, num_pages=9, max_branches=1, max_depth=3, caching=False)
     old, young = (rig.open(ids_of(seed, 20), takes_trees=True) for seed in (15, 16))
     rig.send([young])
     assert len(rig.draft([young], 3)[0].draft_ids) == 3
@@ -295,7 +257,7 @@ def test_an_old_sequence_takes_the_pages_of_a_young_idle_one(target):
 
 
 def test_closing_a_sequence_frees_all_pages_of_eagle3(target):
-    rig = Rig(target)
+    rig = LayerRig(target)
     seq = rig.open(ids_of(17, 30), takes_trees=True)
     rig.send([seq])
     rig.draft([seq], 5)
@@ -305,7 +267,7 @@ def test_closing_a_sequence_frees_all_pages_of_eagle3(target):
 
 
 def test_a_failed_forward_leaves_the_page_accounting_right(target, monkeypatch):
-    rig = Rig(target)
+    rig = LayerRig(target)
     seq = rig.open(ids_of(18, 30), takes_trees=True)
     rig.send([seq])
     monkeypatch.setattr(rig.drafter, "_forward", lambda batch, hidden: 1 / 0)
@@ -318,7 +280,7 @@ def test_a_failed_forward_leaves_the_page_accounting_right(target, monkeypatch):
 
 
 def test_no_draft_token_follows_an_end_id(target):
-    rig = Rig(target, max_branches=1, max_depth=6)
+    rig = LayerRig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(19, 12))
     rig.send([seq])
     ids = rig.draft([seq], 6)[0].draft_ids
@@ -329,7 +291,7 @@ def test_no_draft_token_follows_an_end_id(target):
 
 
 def test_eagle3_drafts_chains_if_the_target_supports_no_trees(target):
-    rig = Rig(target, max_branches=4, max_depth=4)
+    rig = LayerRig(target, max_branches=4, max_depth=4)
     seq = rig.open(ids_of(20, 12), takes_trees=False)
     rig.send([seq])
     (drafted,) = rig.draft([seq], 4)
@@ -338,7 +300,7 @@ def test_eagle3_drafts_chains_if_the_target_supports_no_trees(target):
 
 @pytest.mark.parametrize("branches", [1, 3])
 def test_under_terms_no_draft_token_is_proposed_that_does_not_pay_off(target, branches):
-    rig = Rig(target, max_branches=branches, max_depth=6)
+    rig = LayerRig(target, max_branches=branches, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
     rig.send([seq])
     scored = rig.literal(seq.ids).tree(30, branches, 6)
@@ -352,7 +314,7 @@ def test_under_terms_no_draft_token_is_proposed_that_does_not_pay_off(target, br
 
 
 def test_under_terms_no_forward_is_run_that_does_not_pay_off(target):
-    rig = Rig(target, max_branches=1, max_depth=6)
+    rig = LayerRig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(21, 12), takes_trees=True)
     rig.send([seq])
     seq.terms = DraftTerms(6, 0.0)
@@ -367,7 +329,7 @@ def test_under_terms_no_forward_is_run_that_does_not_pay_off(target):
 
 
 def test_accepted_tokens_calibrate_draft_probabilities(target):
-    rig = Rig(target, max_branches=1, max_depth=4)
+    rig = LayerRig(target, max_branches=1, max_depth=4)
     seq = rig.open(ids_of(22, 12))
     rig.send([seq])
     before = rig.drafter._calibration.exponent
@@ -376,7 +338,7 @@ def test_accepted_tokens_calibrate_draft_probabilities(target):
 
 
 def test_eagle3_settings_of_a_sequence_are_read_and_rejected_by_name(target):
-    rig = Rig(target, max_branches=1, max_depth=6)
+    rig = LayerRig(target, max_branches=1, max_depth=6)
     seq = rig.open(ids_of(23, 12), takes_trees=True, settings={"max_branches": "3", "max_depth": "2"})
     rig.send([seq])
     (drafted,) = rig.draft([seq], 9)
@@ -403,7 +365,7 @@ def likelihoods(rig, ids, params, first=0):
 )
 def test_under_sampling_the_first_draft_token_is_the_targets_choice_of_the_same_scores(target, fields):
     """The noise is the target's, by its own ids: equal scores are accepted in any case."""
-    rig = Rig(target, max_branches=3, max_depth=1)
+    rig = LayerRig(target, max_branches=3, max_depth=1)
     for seed in range(20):
         params = SamplingParams(temperature=0.9, seed=seed, **fields)
         seq = rig.open(ids_of(seed, 9), params, takes_trees=True)
@@ -416,7 +378,7 @@ def test_under_sampling_the_first_draft_token_is_the_targets_choice_of_the_same_
 
 
 def test_for_rejection_draft_tokens_come_with_their_distributions(target):
-    rig = Rig(target, max_branches=3, max_depth=3)
+    rig = LayerRig(target, max_branches=3, max_depth=3)
     seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, draft_affects_output=True)
     rig.send([seq])
     (drafted,) = rig.draft([seq], 3)
@@ -433,7 +395,7 @@ NUM_AT_ONCE = 6
 
 
 def test_draft_tokens_for_rejection_follow_their_reported_distributions(target):
-    rig = Rig(target, max_branches=1, max_depth=1)
+    rig = LayerRig(target, max_branches=1, max_depth=1)
     counts, num_samples = Counter(), 1500
     for start in range(0, num_samples, NUM_AT_ONCE):
         sequences = []

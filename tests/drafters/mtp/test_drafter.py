@@ -78,7 +78,7 @@ class Reference:
             return MTPCandidateGenerator(self.target, GenerationConfig(do_sample=False), {})
 
     def candidates(self, generator, ids, num_new):
-        """What the generator drafts after the target has read `num_new` tokens more, ids[-1] not among them."""
+        """The draft of the generator after the target has read `num_new` more tokens, without ids[-1]."""
         outputs = SimpleNamespace(hidden_states=[self.states(ids[:-1])[None, -num_new:]])
         positions = {"position_ids": torch.arange(len(ids))[None]}
         found, _ = generator.get_candidates(

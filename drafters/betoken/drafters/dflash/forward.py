@@ -14,17 +14,11 @@ from torch.nn import functional
 
 from betoken.drafters.dflash.checkpoint import LoadedBlock
 from betoken.drafters.dflash.heads import FollowingHead
-from betoken.drafters.dflash.shape import BlockShape
+from betoken.drafters.side.weights import kv_shape
 from betoken.engine.attention import Scoring
 from betoken.engine.batch import Batch
-from betoken.engine.kv_pool import LayerShape
 from betoken.engine.parts import ModelParts
 from betoken.engine.side.forward import SideForward
-
-
-def kv_shape(shape: BlockShape) -> LayerShape:
-    """The record of a token in one layer."""
-    return LayerShape(shape.num_kv_heads, shape.head_dim, shape.head_dim)
 
 
 class BlockForward:

@@ -16,17 +16,11 @@ from torch.nn import functional
 
 from betoken.drafters.eagle3.checkpoint import LoadedLayer
 from betoken.drafters.eagle3.module import ParallelEagleLayers
-from betoken.drafters.eagle3.shape import EagleShape
+from betoken.drafters.side.weights import kv_shape
 from betoken.engine.attention import Scoring
 from betoken.engine.batch import Batch
-from betoken.engine.kv_pool import LayerShape
 from betoken.engine.parts import ModelParts
 from betoken.engine.side.forward import SideForward
-
-
-def kv_shape(shape: EagleShape) -> LayerShape:
-    """The layer's record of a token."""
-    return LayerShape(shape.num_kv_heads, shape.head_dim, shape.head_dim)
 
 
 class LayerForward:
@@ -59,7 +53,6 @@ class LayerForward:
 
     def compile(self, cache_dir: Path) -> None:
         """Run as one compiled function from now on, if the CPU kernels are available and it compiles."""
-
         self._forward.compile(self._make_inputs, cache_dir)
 
     def record(self, max_rows: int, max_length: int) -> None:

@@ -1,7 +1,7 @@
 """P-EAGLE layers as attached drafter: one pass over mask tokens behind the text gives all tokens of a draft.
 
-The row of the last known state predicts the first token, those of masks the others. Keys of masks are overwritten by
-the next true states. Knows no target, no links and no forwards of the target's.
+The row of the last known state predicts the first token, and each mask row a further one. Keys of masks are overwritten
+by the next true states. Knows no target, no links and no forwards of the target's.
 Source: P-EAGLE, arXiv:2602.01469.
 """
 

@@ -5,32 +5,25 @@ Knows settings and the target's description; no sequences.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.gemma4_assistant.checkpoint import load_assistant
 from betoken.drafters.gemma4_assistant.drafter import Gemma4AssistantDrafter
 from betoken.drafters.gemma4_assistant.forward import AssistantForward
 from betoken.drafters.gemma4_assistant.settings import Gemma4AssistantSettings
 from betoken.drafters.gemma4_assistant.shape import TARGET_TYPES, AssistantShape
-from betoken.drafters.side.files import TargetShape, weight_files
+from betoken.drafters.side.files import TargetShape
+from betoken.drafters.side.weights import SideWeights
 from betoken.drafters.spec import DrafterContext, Memory
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.parts import ModelParts
-from betoken.engine.weights.checkpoint import resolve_directory
+
+_WEIGHTS = SideWeights("gemma4_assistant")
 
 
 def memory_of(settings: Any) -> Memory:
-    """Memory of the assistant: weights as they are stored; it has no KV.
-
-    Raises:
-        FailedPreconditionError: it cannot be read; the text names the option.
-    """
-    try:
-        return Memory(sum(path.stat().st_size for path in weight_files(_directory(settings))))
-    except ModelRefusedError as error:
-        raise _refusal(settings, error) from error
+    """See `SideWeights`; the assistant has no KV."""
+    return _WEIGHTS.memory(settings)
 
 
 def make_drafter(host: DrafterContext) -> Gemma4AssistantDrafter:
@@ -44,10 +37,10 @@ def make_drafter(host: DrafterContext) -> Gemma4AssistantDrafter:
     try:
         if (kind := parts.config.model_type) not in TARGET_TYPES:
             raise ModelRefusedError(f"model_type: {kind!r}: must be one of {', '.join(TARGET_TYPES)}, for the target")
-        model = load_assistant(_directory(settings), fits, parts.dtype)
+        model = load_assistant(_WEIGHTS.directory(settings), fits, parts.dtype)
         forward = AssistantForward(model, parts, _target_layers(model.shape, parts))
     except ModelRefusedError as error:
-        raise _refusal(settings, error) from error
+        raise _WEIGHTS.refusal(settings, error) from error
     return Gemma4AssistantDrafter(forward, Gemma4AssistantSettings.of_options(settings))
 
 
@@ -68,11 +61,3 @@ def _target_layers(shape: AssistantShape, parts: ModelParts) -> dict[str, int]:
         _, _, num_heads, head_dim = parts.pool.keys[last[kind]].shape
         shape.check_target(kind, num_heads, head_dim)
     return found
-
-
-def _directory(settings: Any) -> Path:
-    return resolve_directory(settings.gemma4_assistant, None)
-
-
-def _refusal(settings: Any, error: ModelRefusedError) -> FailedPreconditionError:
-    return FailedPreconditionError(f"--gemma4-assistant = {settings.gemma4_assistant}: {error}")

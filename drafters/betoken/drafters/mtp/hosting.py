@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 _NAME = "mtp"
 _MAX_RECORDED_ROWS = 128
-"""Rows of a draft's pass that run as a CUDA graph: those of many sequences; prompts take more, eagerly."""
+"""Rows of a pass that run as a CUDA graph, enough for the drafts of many sequences; prompts run eagerly."""
 
 
 def is_built_in(settings: Any) -> bool:
@@ -51,7 +51,7 @@ def memory_of(settings: Any) -> Memory:
     """Memory of the layer: weights as they are stored, a page of its cache for each of the target's.
 
     Raises:
-        FailedPreconditionError: the checkpoint holds none, or one that is not supported.
+        FailedPreconditionError: the checkpoint holds no layer, or an unsupported one.
         ModelRefusedError: the checkpoint cannot be read.
     """
     itemsize = 2 if settings.dtype in ("bfloat16", "float16") else 4
