@@ -23,6 +23,7 @@ from betoken.router.settings import RouterSettings
 from betoken.rpc import server, telemetry
 from betoken.v1 import generation_pb2
 from betoken.verify_worker.doctor.machine import shared_memory_finding
+from betoken.verify_worker.launched import launched_rank, num_local_ranks
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -299,6 +300,24 @@ def test_workers_are_open_to_routers_alone():
         assert rule["ports"] == [{"port": service["spec"]["ports"][0]["port"]}]
     assert len(selected["values"]) == len(pods_by_name) and policy["policyTypes"] == ["Ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": router["spec"]["template"]["metadata"]["labels"]}}]
+
+
+def test_stages_of_a_leader_worker_set_are_the_ranks_of_one_worker(monkeypatch):
+    workers, service, policy = yaml.safe_load_all((DEPLOY / "kubernetes" / "stages" / "verify.yaml").read_text())
+    template = workers["spec"]["leaderWorkerTemplate"]
+    leader, worker = (template[f"{role}Template"]["spec"]["containers"][0] for role in ("leader", "worker"))
+    assert {key: value for key, value in leader.items() if "robe" not in key and key != "ports"} == worker
+    given = {entry["name"]: entry["value"] for entry in worker["env"] if "value" in entry}
+    options = {name: value for name, value in given.items() if name.startswith("BETOKEN_")}
+    settings = parse(worker["args"][0], options, monkeypatch)
+    group = {"$(LWS_WORKER_INDEX)": "1", "$(LWS_GROUP_SIZE)": str(template["size"]), "$(LWS_LEADER_ADDRESS)": "leader"}
+    for name in given.keys() - options.keys():
+        monkeypatch.setenv(name, group.get(given[name], given[name]))
+    assert launched_rank(settings)[:2] == (1, template["size"]) and num_local_ranks(settings) == 1
+    labels = template["leaderTemplate"]["metadata"]["labels"] | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    assert service["spec"]["selector"] == labels
+    assert policy["spec"]["podSelector"]["matchLabels"] == template["workerTemplate"]["metadata"]["labels"]
+    assert {leader[f"{kind}Probe"]["grpc"]["port"] for kind in ("startup", "liveness", "readiness")} == {settings.port}
 
 
 def test_an_overlay_names_the_images_that_are_built():

@@ -245,8 +245,14 @@ async def running(
     router_options: dict[str, Any] | None = None,
     chat_template: str = CHAT_TEMPLATE,
     other_verify_options: Sequence[dict[str, Any]] = (),
+    more_verify: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
-    """These services, with all that a test may want of them; `other_verify_options`: options of further workers."""
+    """These services, with all that a test may want of them.
+
+    Args:
+        other_verify_options: options of further verify workers.
+        more_verify: addresses of verify workers that run already.
+    """
     threads: list[ModelThread[Any]] = []
     verify_hold = Hold()
     draft_results = DraftResults()
@@ -283,7 +289,8 @@ async def running(
         )
         options = PATIENCE | (router_options or {})
         router = Router(
-            router_settings(verify=(verify, *others), draft=(draft,), tokenizer="test", **options), tokenizer
+            router_settings(verify=(verify, *others, *more_verify), draft=(draft,), tokenizer="test", **options),
+            tokenizer,
         )
         links = asyncio.ensure_future(router.run())
         stack.callback(links.cancel)

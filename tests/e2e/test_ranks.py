@@ -4,8 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,17 @@ import pytest
 from betoken.bench.stack import Stack
 from betoken.cli.local_services import VERIFY_MODULE, LocalServicesConfig
 from betoken.cli.service_process import ServiceProcess
-from betoken.client import AsyncClient, Completion
+from betoken.client import Completion
 from betoken.rpc.early_end import undone_at_end
 from tests.e2e.attached import save_attached
 from tests.e2e.in_process import running, save_pair, services, until_all_pages_are_free
-from tests.e2e.schemas import PERSON
+from tests.e2e.rank_answers import CASES, TIMEOUT_S, answers, check_ended, compilers_go_on
 from tests.products import slow
 
-TIMEOUT_S = 120.0
+__all__ = ["compilers_go_on"]
+
 OPTIONS = ("--dtype", "float32", "--compile", "off", "--threads", "1", "--num-pages", "512")
 LENGTHS = {"max_new_tokens": 100, "temperature": 0.8, "ignore_eos": True}
-
-
-@pytest.fixture(autouse=True)
-def compilers_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process compiles for other tests after the services in it have ended."""
-    for module in ("betoken.verify_worker.service", "betoken.draft_worker.model_hosting"):
-        monkeypatch.setattr(f"{module}.give_up", lambda: None)
 
 
 def ranks_of(pid: int) -> list[int]:
@@ -99,27 +91,10 @@ async def shared_workers(stack: Stack) -> list:
     return [worker for worker in info.verify_workers if worker.tensor_parallel_degree == 2]
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "off": {"off": True},
-    "model": {"drafter": "model", "num_draft_tokens": 4},
-    "tree of a model": {"drafter": "model", "drafter_settings": {"max_branches": 3}, "num_draft_tokens": 6},
-    "tree of n-grams": {"drafter": "ngram", "num_draft_tokens": 8},
-    "constraint": {"drafter": "model", "num_draft_tokens": 4, "constraint": {"json_schema": PERSON}},
-    "prompt of before": {"off": True},
-}
 ATTACHED: dict[str, dict[str, Any]] = {
     "medusa": {"drafter": "medusa", "num_draft_tokens": 8},
     "eagle3": {"drafter": "eagle3", "drafter_settings": {"max_branches": 4}, "num_draft_tokens": 4},
 }
-QUESTIONS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(5)]
-
-
-async def answers(client: AsyncClient, case: dict[str, Any]) -> list[Any]:
-    """Ids and logprobs of answers to all questions at once, which need more pages than there are."""
-    options = {"temperature": 0.8, "max_new_tokens": 20, "logprobs": 2, "timeout_s": TIMEOUT_S}
-    options |= {} if "constraint" in case else {"ignore_eos": True}
-    calls = [client.complete(text, seed=seed, **options, **case) for seed, text in enumerate(QUESTIONS)]
-    return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in await asyncio.gather(*calls)]
 
 
 @pytest.mark.parametrize("family", ["llama", *slow("qwen3_5")])
@@ -188,22 +163,6 @@ async def test_answers_under_load_are_equal_while_ranks_are_killed(pair, prompts
     finally:
         shared.kill()
     await asyncio.to_thread(check_ended, pids)
-
-
-def check_ended(pids: set[int]) -> None:
-    give_up_at = time.monotonic() + TIMEOUT_S
-    while has_process(pids) and time.monotonic() < give_up_at:
-        time.sleep(0.05)
-    assert not has_process(pids)
-
-
-def has_process(pids: set[int]) -> bool:
-    """Whether one of them runs; an ended one may wait for its parent."""
-    for pid in pids:
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                return True
-    return False
 
 
 async def kill_a_rank(

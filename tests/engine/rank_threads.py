@@ -1,34 +1,39 @@
-"""Ranks of a model as threads of this process, over gloo: quicker to start than processes."""
+"""Ranks of a model as threads of this process, over gloo: quicker to start than processes; and the bits to compare."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
+from betoken.engine.batch import Segment
 from betoken.engine.bring_up.follow import follow_model
 from betoken.engine.bring_up.load import runner_of
+from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks import joining
 from betoken.engine.ranks.commands import Command, pack
 from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
+from betoken.engine.tree import KeptPath
 
 TIMEOUT_S = 120.0
+SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
 
 
 @contextmanager
-def joined(size: int) -> Iterator[list[RankGroup]]:
-    """The groups of `size` ranks; an exchange without its counterpart fails in the end."""
+def joined(size: int, num_stages: int = 1) -> Iterator[list[RankGroup]]:
+    """The groups of `size` ranks in `num_stages` stages; an exchange without its counterpart fails in the end."""
     store, groups = distributed.HashStore(), {}
 
     def join_rank(rank: int) -> None:
-        groups[rank] = joining.join(rank, size, store, torch.device("cpu"))
+        groups[rank] = joining.join(rank, size, store, torch.device("cpu"), num_stages=num_stages)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "_UNLIMITED", timedelta(seconds=TIMEOUT_S))
@@ -41,8 +46,8 @@ def joined(size: int) -> Iterator[list[RankGroup]]:
 
 
 @contextmanager
-def shared_runner(config: EngineConfig, size: int) -> Iterator[ModelRunner]:
-    """Rank 0's runner of a model that `size` ranks share."""
+def shared_runner(config: EngineConfig, size: int, num_stages: int = 1) -> Iterator[ModelRunner]:
+    """Rank 0's runner of a model that `size` ranks in `num_stages` stages share."""
     faults: list[BaseException] = []
 
     def follow_rank(group: RankGroup, loaded: tuple) -> None:
@@ -51,7 +56,7 @@ def shared_runner(config: EngineConfig, size: int) -> Iterator[ModelRunner]:
         except BaseException as error:
             faults.append(error)
 
-    with joined(size) as groups:
+    with joined(size, num_stages) as groups:
         models = [load_part(replace(config, ranks=group), lambda stage, fraction: None) for group in groups]
         threads = [
             threading.Thread(target=follow_rank, args=pair, daemon=True)
@@ -64,3 +69,22 @@ def shared_runner(config: EngineConfig, size: int) -> Iterator[ModelRunner]:
         for thread in threads:
             thread.join(TIMEOUT_S)
     assert not faults and not any(thread.is_alive() for thread in threads)
+
+
+def config_of(directory: str, dtype: Any = "float32", **settings: Any) -> EngineConfig:
+    return EngineConfig(directory, dtype=dtype, **({"num_pages": 64, "compile": "off", "self_check": False} | settings))
+
+
+def bits_of(runner: ModelRunner) -> list[Tensor]:
+    """Logits of a ragged batch, of a sequence in chunks, and after an accepted path of a draft tree."""
+    found = forward_together(runner, SEQUENCES)
+    found.append(forward_in_chunks(runner, SEQUENCES[0], 5))
+    ids, parents, path = SEQUENCES[0][:9], [-1, -1, 1, 0, 2], [1, 2, 4]
+    page_ids, _ = runner.page_table.allocate([*ids, 1, 2, 3, 4, 5, 6])
+    found.append(runner.forward([Segment(page_ids, 0, ids, 1)]).logits.clone())
+    tree = Segment(page_ids, len(ids), [31, 32, 33, 34, 35], 5, parents, num_committed=len(ids))
+    found.append(runner.forward([tree]).logits.clone())
+    runner.compact([KeptPath(page_ids, len(ids), path)])
+    found.append(runner.forward([Segment(page_ids, len(ids) + len(path), [40], 1)]).logits.clone())
+    runner.page_table.release(page_ids)
+    return found

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.load import load_runner, runner_of, weight_bytes
-from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu import forward
 from betoken.engine.errors import ModelRefusedError, RankLostError
@@ -29,11 +28,10 @@ from betoken.engine.tree import KeptPath
 from betoken.engine.weights.layers import grouped_bytes
 from tests.engine import quantized_files as files
 from tests.engine.gguf_files import tiny_model, write_gguf
-from tests.engine.rank_threads import joined, shared_runner
+from tests.engine.rank_threads import bits_of, config_of, joined, shared_runner
 from tests.engine.tiny import save_tiny
 from tests.products import slow
 
-SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
 QUANTIZED: dict[str, Any] = {
     "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
     "gptq, ordered": (files.gptq_config(4, 32, desc_act=True), files.store_gptq(4, 32, less=1, is_ordered=True)),
@@ -51,25 +49,6 @@ WIDE |= {
     "n_embd": 256,
     "n_layer": 2,
 }
-
-
-def config_of(directory: str, dtype: Any = "float32", **settings: Any) -> EngineConfig:
-    return EngineConfig(directory, dtype=dtype, **({"num_pages": 64, "compile": "off", "self_check": False} | settings))
-
-
-def bits_of(runner: ModelRunner) -> list[Tensor]:
-    """Logits of a ragged batch, of a sequence in chunks, and after an accepted path of a draft tree."""
-    found = forward_together(runner, SEQUENCES)
-    found.append(forward_in_chunks(runner, SEQUENCES[0], 5))
-    ids, parents, path = SEQUENCES[0][:9], [-1, -1, 1, 0, 2], [1, 2, 4]
-    page_ids, _ = runner.page_table.allocate([*ids, 1, 2, 3, 4, 5, 6])
-    found.append(runner.forward([Segment(page_ids, 0, ids, 1)]).logits.clone())
-    tree = Segment(page_ids, len(ids), [31, 32, 33, 34, 35], 5, parents, num_committed=len(ids))
-    found.append(runner.forward([tree]).logits.clone())
-    runner.compact([KeptPath(page_ids, len(ids), path)])
-    found.append(runner.forward([Segment(page_ids, len(ids) + len(path), [40], 1)]).logits.clone())
-    runner.page_table.release(page_ids)
-    return found
 
 
 def check_equal_bits(config: EngineConfig, size: int) -> ModelRunner:

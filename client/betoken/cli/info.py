@@ -151,6 +151,8 @@ def _worker_table(workers: Sequence[WorkerStatus]) -> Table:
         column.min_width = _FOLDED.get(str(column.header))
     for worker in workers:
         state = f"[{_STATE_STYLES.get(worker.state, 'none')}]{worker.state}[/]"
+        if worker.pipeline_parallel_degree > 1:
+            state += f", {worker.pipeline_parallel_degree} stages"
         if worker.tensor_parallel_degree > 1:
             state += f", {worker.tensor_parallel_degree} ranks"
         if worker.is_synthetic:

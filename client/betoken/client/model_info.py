@@ -102,7 +102,9 @@ class WorkerStatus:
     snapshot_bytes: int
     """Verify workers: bytes of the snapshots of recurrent states that it keeps."""
     tensor_parallel_degree: int
-    """Processes that share its model's layers; tokens do not depend on it. 0 = not known."""
+    """Processes that share the columns of each of its model's layers; tokens do not depend on it. 0 = not known."""
+    pipeline_parallel_degree: int
+    """Pipeline stages of its model, each with `tensor_parallel_degree` processes; 0 = not known."""
     memory_documents: int
     """Earlier texts that its drafters keep to draft from; 0 without such a drafter."""
     memory_tokens: int

@@ -1,7 +1,8 @@
 """One process's place among the ranks that share a model, and the exchanges between them.
 
-Exchanges move bytes and add nothing, so results do not depend on the backend or the number of ranks. It knows tensors
-and numbers, not models or commands.
+Ranks form pipeline stages of equal size. Rank 0 belongs to the stage of the last layers, the last rank to the stage of
+the first layers. Exchanges move bytes and add nothing, so results do not depend on the backend or the number of ranks.
+It knows tensors and numbers, not models or commands.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ _FIRST_NUMBERS = 1024
 
 _numbers = count()
 _groups: "WeakValueDictionary[int, RankGroup]" = WeakValueDictionary()
+_STATE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Element types of hidden states, by the number that a stage sends."""
 
 
 class RankGroup:
@@ -35,14 +38,25 @@ class RankGroup:
         tensors: Any = None,
         counts: NDArray[np.int64] | None = None,
         explain: Callable[[Exception], str] = lambda error: f"an exchange between ranks failed: {error}",
+        columns: "RankGroup | None" = None,
     ) -> None:
         """Args:
         link: backend of torch.distributed for messages.
         tensors: backend for activations; None = `link`.
         counts: exchanges of each rank [size], in memory that all ranks share.
         explain: returns the cause of a failed exchange.
+        columns: ranks of this rank's stage; None = all ranks are one stage.
         """
         self.rank, self.size = rank, size
+        self.columns = self if columns is None else columns
+        """Ranks of the stage, which share the columns of its layers."""
+        self.num_stages = size // self.columns.size
+        self.stage = self.num_stages - 1 - rank // self.columns.size
+        """Number of the stage in the order of the layers."""
+        self.state_type: torch.dtype | None = None
+        """Element type of the hidden states that the previous stage sends; None before the first."""
+        self._has_sent_type = False
+        self._sent: tuple[Any, Tensor] | None = None
         self._link, self._tensors = link, link if tensors is None else tensors
         self._counts = np.zeros(size, np.int64) if counts is None else counts
         self._explain = explain
@@ -69,6 +83,27 @@ class RankGroup:
     def broadcast(self, x: Tensor) -> None:
         """Fill a contiguous `x` with rank 0's."""
         self._broadcast(self._tensors, x.view(-1).view(torch.uint8))
+
+    def send_states(self, x: Tensor) -> None:
+        """Send hidden states to the next stage without waiting for it. All later ones have the type of the first."""
+        if not self._has_sent_type:
+            self._send_to_next(torch.tensor([_STATE_TYPES.index(x.dtype)]))
+            self._has_sent_type = True
+        self._send_to_next(x.contiguous().view(-1).view(torch.uint8))
+        if self.stage == 0:
+            self._counts[self.rank] += 2  # each stage counts one exchange for a batch
+
+    def receive_states(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Wait for the hidden states of the previous stage."""
+        previous = self.rank + self.columns.size
+        if self.state_type is None:
+            number = torch.empty(1, dtype=torch.int64)
+            self._exchange(lambda: self._link.recv([number], previous, 0))
+            self.state_type = _STATE_TYPES[int(number)]
+            self._counts[self.rank] -= 2
+        found = torch.empty(tuple(shape), dtype=self.state_type, device=device)
+        self._exchange(lambda: self._link.recv([found.view(-1).view(torch.uint8)], previous, 0))
+        return found
 
     def send(self, numbers: NDArray[np.int32]) -> None:
         """Send a message to the other ranks."""
@@ -109,7 +144,7 @@ class RankGroup:
         differing = [rank for rank, value in enumerate(self._values(int(is_equal))) if not value]
         if differing:
             detail = "" if is_equal else f": {', '.join(texts)}; not {bytes(theirs.astype(np.uint8)).decode()!r}"
-            raise ModelRefusedError(f"tensor_parallel: {name} of rank {differing[0]} differ from rank 0's{detail}")
+            raise ModelRefusedError(f"ranks: {name} of rank {differing[0]} differ from rank 0's{detail}")
 
     def fail(self, error: Exception) -> RankLostError:
         """Give up the group, whose ranks are at different exchanges; return the error of all later exchanges."""
@@ -118,6 +153,17 @@ class RankGroup:
                 error if isinstance(error, RankLostError) else RankLostError(f"{type(error).__name__}: {error}")
             )
         return self._lost
+
+    def _send_to_next(self, x: Tensor) -> None:
+        """Start to send; the tensor is kept until the next stage has taken it."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            if self._sent is not None:
+                self._sent[0].wait()
+            self._sent = self._link.send([x], self.rank - self.columns.size, 0), x
+        except RuntimeError as error:
+            raise self.fail(RankLostError(self._explain(error))) from error
 
     def _values(self, value: int) -> list[int]:
         found = torch.empty(self.size, dtype=torch.int64)

@@ -154,7 +154,7 @@ class SourceInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., explains: _Optional[str] = ..., colour: _Optional[str] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context", "sources", "supports_constraints", "predicting_drafters", "weight_bytes", "sequence_state_bytes", "snapshot_limit_bytes", "media_token_ids", "kv_bytes", "other_bytes", "is_synthetic", "mask_token_id", "translation")
+    __slots__ = ("protocol_version", "role", "worker_id", "model_id", "dtype", "weights_fingerprint", "tokenizer_hash", "vocab_size", "max_context", "max_sequences", "verification_modes", "supports_trees", "tensor_parallel_degree", "step_costs", "drafters", "max_draft_tokens", "eos_token_ids", "default_sampling", "page_size", "numerics", "draft_context", "sources", "supports_constraints", "predicting_drafters", "weight_bytes", "sequence_state_bytes", "snapshot_limit_bytes", "media_token_ids", "kv_bytes", "other_bytes", "is_synthetic", "mask_token_id", "translation", "pipeline_parallel_degree")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class WorkerHello(_message.Message):
     IS_SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     MASK_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSLATION_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_DEGREE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: str
     worker_id: str
@@ -221,7 +222,8 @@ class WorkerHello(_message.Message):
     is_synthetic: bool
     mask_token_id: int
     translation: DraftTranslation
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceInfo, _Mapping]]] = ..., supports_constraints: _Optional[bool] = ..., predicting_drafters: _Optional[_Iterable[str]] = ..., weight_bytes: _Optional[int] = ..., sequence_state_bytes: _Optional[int] = ..., snapshot_limit_bytes: _Optional[int] = ..., media_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., is_synthetic: _Optional[bool] = ..., mask_token_id: _Optional[int] = ..., translation: _Optional[_Union[DraftTranslation, _Mapping]] = ...) -> None: ...
+    pipeline_parallel_degree: int
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., worker_id: _Optional[str] = ..., model_id: _Optional[str] = ..., dtype: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., verification_modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ..., supports_trees: _Optional[bool] = ..., tensor_parallel_degree: _Optional[int] = ..., step_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., page_size: _Optional[int] = ..., numerics: _Optional[str] = ..., draft_context: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceInfo, _Mapping]]] = ..., supports_constraints: _Optional[bool] = ..., predicting_drafters: _Optional[_Iterable[str]] = ..., weight_bytes: _Optional[int] = ..., sequence_state_bytes: _Optional[int] = ..., snapshot_limit_bytes: _Optional[int] = ..., media_token_ids: _Optional[_Iterable[int]] = ..., kv_bytes: _Optional[int] = ..., other_bytes: _Optional[int] = ..., is_synthetic: _Optional[bool] = ..., mask_token_id: _Optional[int] = ..., translation: _Optional[_Union[DraftTranslation, _Mapping]] = ..., pipeline_parallel_degree: _Optional[int] = ...) -> None: ...
 
 class DraftTranslation(_message.Message):
     __slots__ = ("is_by_token", "coverage")

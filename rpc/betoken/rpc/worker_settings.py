@@ -103,12 +103,6 @@ class WorkerSettings(ServiceSettings):
     cache_dir: Path | None = Field(
         None, description="Where compiled code is kept; default: the user's cache directory."
     )
-    self_check: Literal["once", "always"] = Field(
-        "once",
-        description="Compare a model on a CPU with its own forward before serving: once = unless that passed before"
-        " with the same weights, code and processor; always = at every start.",
-    )
-
     synthetic: str = Field(
         "",
         description="Simulate a model: step_ms=20 link_ms=0.2 acceptance=0.8 hit_rate=0.7, all but the first optional."
@@ -145,5 +139,5 @@ class WorkerSettings(ServiceSettings):
 
     def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `betoken.engine.config.EngineConfig`."""
-        others = {"num_threads": self.threads, "reuse_self_check": self.self_check == "once"}
+        others = {"num_threads": self.threads, "reuse_self_check": True}
         return {name: getattr(self, name) for name in _ENGINE_FIELDS} | others

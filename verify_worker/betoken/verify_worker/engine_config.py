@@ -6,6 +6,7 @@ import torch
 
 from betoken.drafters.host.making import attached_layers, attached_memory
 from betoken.engine.config import EngineConfig
+from betoken.verify_worker.launched import num_local_ranks
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
 
@@ -17,7 +18,7 @@ def engine_config(settings: VerifyWorkerSettings) -> EngineConfig:
     """
     memory = attached_memory(settings)
     options = settings.engine_options()
-    num_ranks = len(settings.devices)
+    num_ranks = num_local_ranks(settings)
     if num_ranks > 1 and settings.threads is None:
         options["num_threads"] = max(1, torch.get_num_threads() // num_ranks)
     return EngineConfig(

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError, InternalError
 from betoken.drafters.host.feed import FeatureFeed
-from betoken.drafters.host.making import DrafterMaker, resolve_built_in, source_infos
-from betoken.drafters.registry import BUILT_IN, SPECS, check_attached, predicting_drafters
+from betoken.drafters.host.making import DrafterMaker, source_infos
+from betoken.drafters.registry import SPECS, predicting_drafters
 from betoken.engine.bring_up.kept import KeptResult
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.step_costs import StepCost, kept_step_costs, measure_step_costs
@@ -18,7 +18,6 @@ from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
-from betoken.engine.weights.sources import open_source
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.early_end import at_end
@@ -34,6 +33,7 @@ from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
+from betoken.verify_worker.built_in import with_built_in
 from betoken.verify_worker.commands import VerifyCommand
 from betoken.verify_worker.core import VerifyCore
 from betoken.verify_worker.engine_config import engine_config
@@ -106,11 +106,8 @@ def _load(
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = progress or LoadProgress(settings.ready_file)
     at_end(give_up)
-    settings = _with_built_in(settings, progress)
-    config = engine_config(settings)
-    if len(settings.devices) > 1:
-        progress("starting ranks", 0.0)
-        config = start_ranks(settings, config, thread)
+    settings = with_built_in(settings, progress)
+    config = start_ranks(settings, engine_config(settings), thread, progress)
     runner = _runner(settings, config, progress)
     names = settings.attached_drafters
     drafters = DrafterMaker(settings, names, runner).make()
@@ -128,7 +125,8 @@ def _load(
             runner.info,
             step_costs,
             max_sequences=settings.max_sequences,
-            tensor_parallel_degree=len(settings.devices),
+            tensor_parallel_degree=settings.tensor_parallel_degree,
+            pipeline_parallel_degree=settings.pipeline,
             verification_modes=tuple(MODES),
             supports_trees=True,
             supports_constraints=bool(grammars),
@@ -156,24 +154,6 @@ def _load(
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)
 
 
-def _with_built_in(settings: VerifyWorkerSettings, progress: LoadProgress) -> VerifyWorkerSettings:
-    """The settings with built-in drafters by their own names.
-
-    Raises:
-        ModelRefusedError: the checkpoint cannot be found.
-        FailedPreconditionError: a drafter chooses among others that are not there.
-    """
-    if BUILT_IN in settings.attached_drafters:
-        progress("finding the checkpoint", 0.0)
-        open_source(settings.model, settings.revision, progress)  # downloads it
-    names = resolve_built_in(settings)
-    try:
-        check_attached(names)
-    except ValueError as error:
-        raise FailedPreconditionError(str(error)) from None
-    return settings.model_copy(update={"attached_drafters": names})
-
-
 def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: LoadProgress) -> ModelRunner:
     """The model, or a simulated one with its description."""
     simulation = settings.simulation
@@ -187,5 +167,6 @@ def _step_costs(settings: VerifyWorkerSettings, runner: ModelRunner, code: str) 
     """The measured step times; on a CPU of an earlier start, since there they take seconds."""
     if settings.devices[0] != "cpu" or settings.synthetic:
         return measure_step_costs(runner)
-    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code, len(settings.devices))
+    split = (settings.tensor_parallel_degree, settings.pipeline)
+    key = (runner.info.weights_fingerprint, runner.numerics, runner.feature_layers, code, *split)
     return kept_step_costs(runner, KeptResult(settings.cache_dir, "step-times", *key))

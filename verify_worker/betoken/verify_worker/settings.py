@@ -37,14 +37,26 @@ class VerifyWorkerSettings(WorkerSettings):
         le=MAX_RANKS,
         description="Processes that share the model's layers, each with --threads; tokens do not depend on it.",
     )
+    pipeline: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="Stages of consecutive layers, each with --tensor-parallel processes; tokens do not depend on it."
+        " Needs --device cpu.",
+    )
     max_context: int | None = Field(
         None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."
     )
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device of each rank."""
-        return rank_devices(self.device, self.tensor_parallel)
+        """Device of each rank of all stages."""
+        return rank_devices(self.device, self.tensor_parallel, self.pipeline)
+
+    @property
+    def tensor_parallel_degree(self) -> int:
+        """Ranks of a stage."""
+        return len(self.devices) // self.pipeline
 
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {
@@ -73,12 +85,15 @@ class VerifyWorkerSettings(WorkerSettings):
     def _check_ranks(self) -> Self:
         others = {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
         named = [SPECS[name] for name in self.attached_drafters if name != BUILT_IN]
-        others |= {f"--attached-drafters {spec.name}": spec.reads_target_kv for spec in named}
+        has_stages = self.pipeline > 1
+        for spec in named:
+            is_excluded = spec.reads_target_kv or (has_stages and spec.features is not None)
+            others[f"--attached-drafters {spec.name}"] = is_excluded
         num_ranks = len(self.devices)
         if num_ranks > 1 and (bad := [name for name, is_set in others.items() if is_set]):
-            option = "tensor-parallel" if self.tensor_parallel > 1 else "device"
-            value = self.tensor_parallel if self.tensor_parallel > 1 else repr(self.device)
-            limit = "1" if self.tensor_parallel > 1 else "one device"
+            counts = {"pipeline": self.pipeline, "tensor-parallel": self.tensor_parallel}
+            option = next((name for name, count in counts.items() if count > 1), "device")
+            value, limit = (counts[option], "1") if option in counts else (repr(self.device), "one device")
             raise ValueError(f"--{option} = {value}: must be {limit} with {bad[0]}")
         return self
 

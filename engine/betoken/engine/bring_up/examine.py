@@ -23,6 +23,7 @@ from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.ranks.layers import whole_layers
 from betoken.engine.ranks.split import Split
+from betoken.engine.ranks.stage_states import states_of_all
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.weights.activations import exact_rows, rounds_rows
 from betoken.engine.weights.checkpoint import Progress
@@ -32,7 +33,7 @@ _OWN_FORWARD = 0.2
 """Fraction of loading at which the model's own forward runs."""
 _OURS = (
     *("betoken.engine.cpu.row_linear", "betoken.engine.cuda.row_linear", "betoken.engine.reference.block_linear"),
-    "betoken.engine.ranks.layers",
+    *("betoken.engine.ranks.layers", "betoken.engine.ranks.stages"),
 )
 """Modules of the layers that take the place of a model's own."""
 
@@ -46,7 +47,9 @@ class Examined:
     shapes: dict[int, LayerShape]
     """Shapes of keys and values by layer, which the rank stores."""
     states: dict[int, StateShape]
-    """States of layers in addition to the pages."""
+    """States of layers in addition to the pages, which the rank stores."""
+    all_states: dict[int, StateShape]
+    """States of the layers of all pipeline stages."""
     sequences: list[list[int]]
     """Token ids of the sequences that the check runs."""
     expected: list[Tensor]
@@ -70,7 +73,7 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
     """
     sequences = sample_sequences(info.vocab_size, info.max_context, config.max_num_batched_tokens)
-    is_mixture = any(name.endswith("experts") for name, _ in model.named_modules())
+    is_mixture = _any_rank(config, any(name.endswith("experts") for name, _ in model.named_modules()))
     feature_layers = _feature_layers(config, model)
     check = PassedCheck.of(config, info, feature_layers)
     expected: list[Tensor] = []
@@ -80,12 +83,22 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
             with exact_rows(model), whole_layers(model):
                 expected = eager_logits(model, sequences)
         replace_mixers(model)
-        if config.ranks is not None:
-            Split(config.ranks).apply_to_rest(model)
+        if config.ranks is not None and (config.ranks.num_stages == 1 or config.ranks.columns.size > 1):
+            Split(config.ranks.columns).apply_to_rest(model)
     shapes, states = _probe(model, info.max_context, feature_layers)
-    rounds = rounds_rows(model)
+    all_states = states if config.ranks is None else states_of_all(config.ranks, states)
     return Examined(
-        model, info, shapes, states, sequences, expected, is_mixture, check, rounds, feature_layers=feature_layers
+        model,
+        info,
+        shapes,
+        states,
+        all_states,
+        sequences,
+        expected,
+        is_mixture,
+        check,
+        rounds_rows(model),
+        feature_layers=feature_layers,
     )
 
 
@@ -100,6 +113,8 @@ def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:
         return ()
     num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
     wanted = config.feature_layers(num_layers)
+    if wanted and config.ranks is not None and config.ranks.num_stages > 1:
+        raise ModelRefusedError(f"pipeline: must be 1 for hidden states of layers {wanted}, which drafters read")
     for layer in wanted:
         if not -num_layers - 1 <= layer <= num_layers:
             raise ModelRefusedError(f"feature_layers: {layer} is outside [{-num_layers - 1}, {num_layers}]")

@@ -39,7 +39,7 @@ _SPARE_STATES = 4
 
 def state_table(config: EngineConfig, examined: Examined, num_pages: int) -> StateTable | None:
     """Owners of recurrent states, for each sequence of two drafters that share a model; None for a model without."""
-    if not examined.states:
+    if not examined.all_states:
         return None
     num_states = _SPARE_STATES + 2 * config.max_sequences
     return StateTable(num_states, _num_snapshots(config, examined, num_pages), num_waiting(config, examined))
@@ -47,12 +47,12 @@ def state_table(config: EngineConfig, examined: Examined, num_pages: int) -> Sta
 
 def num_waiting(config: EngineConfig, examined: Examined) -> int:
     """Maximum number of tokens of a sequence that wait next to its state; 0 for a model without states."""
-    return (config.max_uncommitted or 2 * config.max_draft_tokens + 2) if examined.states else 0
+    return (config.max_uncommitted or 2 * config.max_draft_tokens + 2) if examined.all_states else 0
 
 
 def snapshot_bytes(examined: Examined) -> int:
     """Bytes of one snapshot of a sequence's states."""
-    return sum(shape.snapshot_bytes(examined.model.dtype.itemsize) for shape in examined.states.values())
+    return sum(shape.snapshot_bytes(examined.model.dtype.itemsize) for shape in examined.all_states.values())
 
 
 def _num_snapshots(config: EngineConfig, examined: Examined, num_pages: int) -> int:
@@ -64,7 +64,7 @@ def _num_snapshots(config: EngineConfig, examined: Examined, num_pages: int) -> 
 def _state_pool(config: EngineConfig, examined: Examined, num_pages: int) -> StatePool | None:
     """On a CPU states take memory once they are used."""
     table = state_table(config, examined, num_pages)
-    if table is None:
+    if table is None or not examined.states:
         return None
     dtype, device = examined.model.dtype, examined.model.device
     num_snapshots = table.snapshots.num_snapshots
@@ -101,9 +101,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     linears = linear_paths(model)
     forward: Forward
     if kernels is None and config.ranks is not None:
-        raise ModelRefusedError(
-            "tensor_parallel: this model runs by the references here, whose products cannot be split"
-        )
+        raise ModelRefusedError("ranks: this model runs by the references here, which cannot be split")
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
         forward = ReferenceForward(model, pool, num_pages, examined.feature_layers, states)

@@ -174,8 +174,8 @@ class CpuForward:
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """See `Forward`."""
-        assert self._states is not None
-        self._states.copy(copies)
+        if self._states is not None:  # None on a pipeline stage whose layers have no states
+            self._states.copy(copies)
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""

@@ -1,4 +1,4 @@
-"""The loop of the ranks after rank 0: each does what rank 0 announces, over its own columns."""
+"""The loop of the ranks after rank 0: each does what rank 0 announces, over its own layers and columns."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 from betoken.engine.forward import Forward
 from betoken.engine.rank_group import RankGroup
+from betoken.engine.ranks import micro_batches
 from betoken.engine.ranks.commands import Command, Numbers, unpack, unpack_batch, unpack_copies, unpack_paths
 from betoken.engine.weights.activations import exact_rows
 
@@ -37,7 +38,7 @@ class Follower:
         forward = self._forward
         match command:
             case Command.FORWARD:
-                forward(unpack_batch(parts))
+                micro_batches.run(forward, unpack_batch(parts), self._group)
             case Command.COMPACT:
                 forward.compact(unpack_paths(parts))
             case Command.COPY_STATES:

@@ -23,6 +23,7 @@ _UNLIMITED = timedelta(days=365)
 """A rank waits for the next step of an idle worker; a rank that ends is noticed by its closed connection."""
 _POLL_S = 0.02
 _JOIN_TIMEOUT_S = 300.0
+_LOOPBACK = "127.0.0.1"
 
 
 def place_in_environment() -> tuple[int, int]:
@@ -51,21 +52,32 @@ def join(
     counts: NDArray[np.int64] | None = None,
     explain: Callable[[Exception], str] | None = None,
     lost: Callable[[], RankLostError | None] = lambda: None,
+    num_stages: int = 1,
+    address: str = _LOOPBACK,
 ) -> RankGroup:
     """Wait for all ranks and return the group.
 
     Args:
         counts, explain: see `RankGroup`.
         lost: returns the error of a rank that has ended.
+        num_stages: pipeline stages, of equal numbers of ranks. Several stages are on CPUs.
+        address: of this machine, at which other ranks reach this one.
 
     Raises:
         RankLostError: a rank has ended, or did not come in time.
     """
     _wait_for_all(rank, size, store, lost)
-    link = _gloo(rank, size, PrefixStore("link", store))
-    tensors = _nccl(rank, size, PrefixStore("tensors", store)) if device.type == "cuda" else None
+    link = _gloo(rank, size, PrefixStore("link", store), address)
     more: dict[str, Any] = {} if explain is None else {"explain": explain}
-    return RankGroup(rank, size, link, tensors, counts, **more)
+    if num_stages == 1:
+        tensors = _nccl(rank, size, PrefixStore("tensors", store)) if device.type == "cuda" else None
+        return RankGroup(rank, size, link, tensors, counts, **more)
+    width = size // num_stages
+    stage, column = divmod(rank, width)
+    shared = np.zeros(size, np.int64) if counts is None else counts
+    own = _gloo(column, width, PrefixStore(f"columns/{stage}", store), address) if width > 1 else None
+    columns = RankGroup(column, width, own, None, shared[stage * width : (stage + 1) * width], **more)
+    return RankGroup(rank, size, link, None, shared, columns=columns, **more)
 
 
 def _wait_for_all(rank: int, size: int, store: Store, lost: Callable[[], RankLostError | None]) -> None:
@@ -82,11 +94,11 @@ def _wait_for_all(rank: int, size: int, store: Store, lost: Callable[[], RankLos
         time.sleep(_POLL_S)
 
 
-def _gloo(rank: int, size: int, store: Store) -> Any:
-    """The backend on this machine's loopback, unless GLOO_SOCKET_IFNAME names another interface."""
+def _gloo(rank: int, size: int, store: Store, address: str) -> Any:
+    """The backend at an address of this machine, unless GLOO_SOCKET_IFNAME names an interface."""
     backend: Any = distributed.ProcessGroupGloo
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    place = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+    place = {"interface": interface} if interface else {"hostname": address}
     options = backend._Options()
     options._devices, options._timeout = [backend.create_device(**place)], _UNLIMITED
     return backend(store, rank, size, options)

@@ -21,6 +21,7 @@ from betoken.engine.forward import Forward, StepOutput
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.parts import ModelParts
 from betoken.engine.rank_group import RankGroup
+from betoken.engine.ranks import micro_batches
 from betoken.engine.ranks.commands import Command, Numbers, pack, pack_batch, pack_copies, pack_paths
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.step import StepContext
@@ -109,7 +110,7 @@ class LeadingForward:
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
         with all_ranks(self._group, pack_batch(batch)):
-            return self._forward(batch)
+            return micro_batches.run(self._forward, batch, self._group)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""

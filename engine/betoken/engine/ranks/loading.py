@@ -1,10 +1,11 @@
-"""Loads a model whole, or a rank's columns of it."""
+"""Loads a model whole, or a rank's layers and columns of it."""
 
 from typing import Any
 
 from betoken.engine.config import EngineConfig
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.ranks.split import Split
+from betoken.engine.ranks.stages import StageSplit
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.loading import load_model
 
@@ -15,4 +16,7 @@ def load_part(config: EngineConfig, progress: Progress) -> tuple[Any, ModelInfo]
     Raises:
         ModelRefusedError: see `load_model`.
     """
-    return load_model(config, progress, None if config.ranks is None else Split(config.ranks))
+    if config.ranks is None:
+        return load_model(config, progress)
+    is_staged = config.ranks.num_stages > 1
+    return load_model(config, progress, StageSplit(config.ranks) if is_staged else Split(config.ranks))

@@ -1,0 +1,128 @@
+"""A model whose layers are divided among pipeline stages: the bits of one process, for every kind of layers."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from betoken.engine.batch import Segment, build_batch
+from betoken.engine.bring_up.load import load_runner, weight_bytes
+from betoken.engine.config import EngineConfig
+from betoken.engine.errors import ModelRefusedError, RankLostError
+from betoken.engine.model_info import ModelInfo
+from betoken.engine.ranks import micro_batches
+from betoken.engine.ranks.loading import load_part
+from betoken.engine.ranks.stages import OtherLayer, stage_layers
+from betoken.engine.runner import ModelRunner
+from tests.engine import quantized_files as files
+from tests.engine.gguf_files import tiny_model, write_gguf
+from tests.engine.rank_threads import TIMEOUT_S, bits_of, config_of, joined, shared_runner
+from tests.engine.tiny import save_tiny
+from tests.products import slow
+
+CASES = ["llama-float32", "mixtral-bfloat16", "gemma2-float32", "qwen3_5-bfloat16", "falcon_h1-float32"]
+FURTHER = ["llama-bfloat16", "mixtral-float32", "gemma2-bfloat16", "qwen3_5-float32", "falcon_h1-bfloat16"]
+FURTHER += ["gpt2-bfloat16", "bloom-float32", "lfm2-float32", "mamba-bfloat16", "gpt_oss-bfloat16", "qwen3-bfloat16"]
+
+
+@pytest.fixture(autouse=True)
+def short_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batches, "_MIN_ROWS", 2)
+
+
+def check_equal_bits(config: EngineConfig, size: int = 2, num_stages: int = 2) -> ModelRunner:
+    alone = load_runner(config)
+    with shared_runner(config, size, num_stages) as shared:
+        for ours, theirs in zip(bits_of(shared), bits_of(alone), strict=True):
+            assert torch.equal(ours, theirs)
+        assert (shared.numerics, shared.info.num_parameters) == (alone.numerics, alone.info.num_parameters)
+        return shared
+
+
+@pytest.mark.parametrize("case", [*CASES, *slow(*FURTHER)])
+def test_a_model_has_the_same_bits_on_two_stages(case: str, tmp_path: Path) -> None:
+    family, dtype = case.split("-")
+    check_equal_bits(config_of(save_tiny(tmp_path, family), dtype))
+
+
+def test_a_model_has_the_same_bits_on_two_stages_of_two_ranks(tmp_path: Path) -> None:
+    check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", self_check=True), 4, 2)
+
+
+def test_a_model_has_the_same_bits_on_three_uneven_stages(tmp_path: Path) -> None:
+    check_equal_bits(config_of(save_tiny(tmp_path, "lfm2"), "bfloat16"), 3, 3)
+
+
+def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
+    config = config_of(write_gguf(tmp_path / "tiny.gguf", "Q4_K", tiny_model(is_tied=True)))
+    shared = check_equal_bits(config)
+    assert shared.weight_bytes < load_runner(config).weight_bytes
+    assert shared.weight_bytes == weight_bytes(shared.parts._model)
+
+
+def test_a_quantized_model_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
+    files.write_quantized(Path(save_tiny(tmp_path, "llama")), files.gptq_config(4, 32), files.store_gptq(4, 32, less=1))
+    check_equal_bits(config_of(str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
+    shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True))
+    assert shared.is_compiled
+
+
+def parts_of(config: EngineConfig, num_stages: int) -> list[tuple[Any, ModelInfo]]:
+    """The parts of a model by rank."""
+    with joined(num_stages, num_stages) as groups:
+        return [load_part(replace(config, ranks=group), lambda stage, fraction: None) for group in groups]
+
+
+def test_a_stage_holds_the_weights_of_its_layers_alone(tmp_path: Path) -> None:
+    config = config_of(save_tiny(tmp_path, "llama"))
+    (last, _), (first, _) = parts_of(config, 2)
+    assert [isinstance(layer, OtherLayer) for layer in first.model.layers] == [False, True]
+    assert [isinstance(layer, OtherLayer) for layer in last.model.layers] == [True, False]
+    assert list(first.model.embed_tokens.parameters()) and not list(first.lm_head.parameters())
+    assert list(last.lm_head.parameters()) and not list(last.model.embed_tokens.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "message"), [("llama", "pipeline: 3 is above 2"), ("zamba", "reads .*original_hidden_states")]
+)
+def test_models_that_stages_cannot_share_are_rejected(family: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match=message):
+        parts_of(config_of(save_tiny(tmp_path, family)), 3)
+
+
+def test_layers_are_divided_evenly_and_earlier_stages_have_more() -> None:
+    with joined(3, 3) as groups:
+        assert [list(stage_layers(group, 7)) for group in groups] == [[5, 6], [3, 4], [0, 1, 2]]
+
+
+def test_a_batch_with_trees_is_cut_into_batches_of_the_same_rows() -> None:
+    segments = [Segment([3, 4], 2, [5, 6, 7], 2, [-1, -1, 0]), Segment([9], 0, [1, 2, 3], 1, adapter=2)]
+    whole = build_batch(segments, 16, 64)
+    parts = micro_batches.micro_batches(whole, 3)
+    assert [part.num_rows for part in parts] == [2, 2, 2]
+    assert [part.num_segments for part in parts] == [1, 2, 1]
+    assert [part.has_trees for part in parts] == [True, True, False]
+    assert sum((part.token_ids for part in parts), []) == whole.token_ids
+    assert [part.adapters for part in parts] == [(0,), (0, 2), (2,)]
+    assert [part.logit_rows for part in parts] == [[1], [0], [1]]
+
+
+def test_a_stage_that_fails_ends_the_exchange_of_the_next() -> None:
+    found: list[Tensor | RankLostError] = []
+    with joined(2, 2) as groups:
+        thread = threading.Thread(target=lambda: found.append(groups[0].receive_states((1, 2, 3), torch.device("cpu"))))
+        thread.start()
+        groups[1].send_states(torch.ones(1, 2, 3, dtype=torch.float16))
+        thread.join(TIMEOUT_S)
+        groups[1].fail(LookupError("an internal error"))
+        with pytest.raises(RankLostError, match="LookupError: an internal error"):
+            groups[1].send_states(torch.ones(1, 2, 3, dtype=torch.float16))
+    assert isinstance(found[0], Tensor) and torch.equal(found[0], torch.ones(1, 2, 3, dtype=torch.float16))
