@@ -65,12 +65,12 @@ def test_up_compares_tokenizers_before_it_loads_models(tmp_path: Path, option: s
         ([], "builtin,ngram", None),
         (["--attached-drafters", ""], "none", "ngram"),
         (["--drafters", "ngram"], "none", "ngram"),
-        (["--draft", "d"], "none", "fused,model,ngram,staged"),
+        (["--draft", "d"], "builtin,ngram", "fused,model,ngram,staged"),
         (["--draft", "d", "--attached-drafters", "ngram"], "ngram", "fused,model,ngram,staged"),
         (["--verify-options", "--attached-drafters=ngram"], "ngram", "ngram"),
     ],
 )
-def test_up_attaches_ngrams_and_built_in_drafters_if_no_other_drafter_is_named(
+def test_up_attaches_ngrams_and_built_in_drafters_unless_drafters_are_named(
     fake_modules: Path, options: list[str], attached: str, hosted: str | None
 ) -> None:
     arguments = ["up", "--target", "t", "--port", "0", "--log-directory", str(fake_modules), *options]

@@ -47,6 +47,19 @@ async def test_a_drafter_catches_up_after_a_pause_while_the_answer_goes_on(make_
     assert reply.finish.speculation.num_failed_drafts == 0
 
 
+async def test_a_sequence_whose_opening_takes_longer_than_drafts_save_is_not_opened(make_cluster: MakeCluster) -> None:
+    cluster, short = await make_cluster(), LONG | {"max_new_tokens": 40}  # before another drafter is tried
+    await cluster.generate(**LONG | {"max_new_tokens": 2})
+    for policy in cluster.router.policies._policies.values():
+        policy.level(0).is_on, policy.level(0).gain = True, 0.05
+        policy.add_opening(len(PROMPT), 1e6)
+    reply = await cluster.generate(**short)
+    assert reply.ids == cluster.target_ids(40, PROMPT)
+    assert reply.finish.speculation.num_rounds == 0
+    named = await cluster.generate(**short, drafter="ngram")  # drafts once, whatever it costs
+    assert named.ids == reply.ids and named.finish.speculation.num_rounds > 0
+
+
 async def test_an_answer_and_the_model_info_report_why_drafts_are_off(make_cluster: MakeCluster) -> None:
     cluster = await make_cluster()
     await turn_off(cluster)

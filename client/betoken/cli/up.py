@@ -65,7 +65,7 @@ def services_config(options: UpOptions, console: Console) -> LocalServicesConfig
     target, draft = up_checks.models(options.target, options.draft)
     models = up_checks.drafter_models(target, draft, options.weights)
     verify_options = up_checks.split("--verify-options", options.verify_options)
-    attached = up_checks.attached(options.attached_drafters, options.drafters, models, verify_options)
+    attached = up_checks.attached(options.attached_drafters, options.drafters, verify_options)
     names = up_checks.drafters(options.drafters, models, attached)
     up_checks.check_models_are_used(
         (*names, *attached), models, options.weights, is_draft_named=options.draft is not None

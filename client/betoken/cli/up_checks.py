@@ -75,10 +75,8 @@ def drafters(asked: str | None, models: SimpleNamespace, attached: Sequence[str]
     return names
 
 
-def attached(
-    asked: str | None, asked_hosted: str | None, models: SimpleNamespace, verify_options: Sequence[str]
-) -> tuple[str, ...]:
-    """The drafters that verify workers attach; by default the usual ones without a draft model.
+def attached(asked: str | None, asked_hosted: str | None, verify_options: Sequence[str]) -> tuple[str, ...]:
+    """The drafters that verify workers attach; by default the usual ones, unless drafters are named.
 
     Raises:
         typer.BadParameter: no verify worker can attach one of those asked for.
@@ -87,7 +85,7 @@ def attached(
 
     if asked is None:
         is_chosen = asked_hosted is not None or any(option.startswith(_ATTACHED) for option in verify_options)
-        return () if models.model or is_chosen else usual_attached()
+        return () if is_chosen else usual_attached()
     names = tuple(name.strip() for name in asked.split(",") if name.strip())
     try:
         check_attached(names)

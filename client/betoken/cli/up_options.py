@@ -55,8 +55,8 @@ class UpOptions:
         str | None,
         typer.Option(
             envvar="BETOKEN_ATTACHED_DRAFTERS",
-            help=f"Drafters that verify workers run between their forwards; empty = none; default: {_USUAL_ATTACHED} if"
-            " neither a draft model nor --drafters is given.",
+            help=f"Drafters that verify workers run between their forwards; empty = none; default: {_USUAL_ATTACHED},"
+            " unless --drafters is given.",
         ),
     ] = None
     dtype: Annotated[str, typer.Option(envvar="BETOKEN_DTYPE", help="bfloat16, float16, float32 or auto.")] = "bfloat16"

@@ -111,7 +111,6 @@ async def measure(options: argparse.Namespace) -> int:
         options.draft,
         drafters=("model",),
         verify_threads=1,
-        prefix_caching=False,  # sides are asked the same prompts
         router_options=("--no-drafts-must-pay",),
     )
     table = []

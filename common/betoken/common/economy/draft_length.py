@@ -42,6 +42,8 @@ class RoundTime:
     """Requesting a draft, drafting excluded."""
     hit_rate: float = 0.0
     """Share of drafts made ahead, during the verification before; 0 = rounds are not overlapped."""
+    num_sequences: int = 1
+    """Running sequences; without a draft, a sequence gets a token of each round."""
 
     def seconds(self, num_tokens: int, longest: int) -> float:
         """Return the time with so many draft tokens in all, and so many of the sequence with most."""
@@ -62,7 +64,7 @@ def draft_lengths(survivals: Sequence[Sequence[float]], time: RoundTime) -> list
         for depth, probability in enumerate(survival, start=1)
     ]
     positions.sort()
-    num_tokens, longest = float(len(survivals)), 0
+    num_tokens, longest = float(max(len(survivals), time.num_sequences)), 0
     best, best_rate = 0, num_tokens / time.seconds(0, 0)
     for count, (negative, depth, _) in enumerate(positions, start=1):
         num_tokens -= negative
@@ -153,6 +155,10 @@ class SequenceDraftLength:
             self._num_tokens = 0
             return min(1, num_tokens)
         return min(LADDER[self._rung], num_tokens)
+
+    def pause(self) -> None:
+        """Set length 0 for now."""
+        self._rung, self._num_rounds, self._num_tokens = 0, 0, 0
 
     def add_tokens(self, num_tokens: int) -> None:
         """Add committed tokens."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from betoken.common.economy.draft_length import RoundTime, SequenceDraftLength
 from betoken.common.economy.expected_gain import ExpectedGain
 from betoken.common.economy.means import TimeDecayedRate
+from betoken.common.economy.opening_time import OpeningTime
 from betoken.common.step_times import NO_TIMES, ForwardTimes
 
 _USUAL_STEP_S = 0.0025
@@ -156,6 +157,7 @@ class SpeculationPolicy:
         self._since_s = -math.inf
         """When that changed last."""
         self._expected_gain = ExpectedGain()
+        self._openings = OpeningTime()
         self._levels: dict[int, LoadLevel] = {}
         self._tried: LoadLevel | None = None
         """Level whose slower side is being tried."""
@@ -193,16 +195,34 @@ class SpeculationPolicy:
 
     def round_time(self, times: ForwardTimes) -> RoundTime | None:
         """Return the costs of a round at the present load; None while they are not known."""
-        decode_s = self.level(self._size).decode_s(times, max(1, self._num_running()))
+        num_running = max(1, self._num_running())
+        decode_s = self.level(self._size).decode_s(times, num_running)
         if decode_s <= 0.0 or times.token_s <= 0.0:
             return None
-        return self._expected_gain.round_time(decode_s, times.token_s, self._size)
+        return replace(self._expected_gain.round_time(decode_s, times.token_s, self._size), num_sequences=num_running)
 
     def add_draft(
         self, num_tokens: int, num_forwards: int, waited_s: float, drafting_s: float, *, is_hit: bool = False
     ) -> None:
         """Add the times of a draft that arrived. `is_hit`: it was made ahead."""
         self._expected_gain.add_draft(num_tokens, num_forwards, waited_s, drafting_s, self._size, is_hit=is_hit)
+
+    def add_opening(self, num_tokens: int, seconds: float) -> None:
+        """Add the time from the request for the first draft of a sequence of `num_tokens` until that came."""
+        self._openings.add(num_tokens, seconds, self._size)
+
+    def pays_opening(self, num_tokens: int, num_left: int, times: ForwardTimes) -> bool:
+        """Return whether drafts for the `num_left` tokens of an answer save more time than opening its sequence of
+        `num_tokens` on a draft worker takes."""
+        level = self.level(self._size)
+        if self._tried is level or level.gain is None:
+            return True
+        decode_s = level.decode_s(times, max(1, self._num_running()))
+        saved_s = num_left * decode_s * (1.0 - math.exp(-level.gain))
+        if self._openings.seconds(num_tokens, self._size, times.token_s) <= saved_s:
+            return True
+        self._openings.relax()
+        return False
 
     def learn(self, step: Step) -> None:
         """Learn from a drafted step made while the policy is off, as of a named drafter: tokens and costs of drafts."""
@@ -236,11 +256,11 @@ class SpeculationPolicy:
         if level.num_commits >= _LEAST_COMMITS * num_running:
             expected = self._expected(num_running, decode_s, step.times.token_s)
             if self._tried is None:
-                self._decide(level, num_running, expected, step.now_s)
+                self._decide(level, num_running, expected, step.now_s, step.times.token_s)
             else:
                 self._judge(level, expected, step.now_s)
 
-    def _decide(self, level: LoadLevel, num_running: int, expected: float, now_s: float) -> None:
+    def _decide(self, level: LoadLevel, num_running: int, expected: float, now_s: float, token_s: float) -> None:
         """Change to the side that is expected to be faster, or try the other one."""
         if num_running == 1 and not level.evidence_s and level.is_on and level.busy_s < _LEAST_LONE_PAUSE_S:
             return  # its first drafts are slow: pages, kernels and connections are new
@@ -255,6 +275,8 @@ class SpeculationPolicy:
         else:
             least_s = _LEAST_LONE_PAUSE_S if num_running == 1 else _LEAST_PAUSE_S
             lost_s = level.trial_s * (1.0 - math.exp(-abs(gain)))
+            if not level.is_on:
+                lost_s += self._openings.mean_s(self._size, token_s) / level.time_scale
             if level.busy_s < level.backoff * min(_LONGEST_PAUSE_S, max(least_s, lost_s / _TRIAL_SHARE)):
                 return
             self._tried = level

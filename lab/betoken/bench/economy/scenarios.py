@@ -1,5 +1,6 @@
 """Scenarios of the simulator by name, and their speeds. Knows no rules."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ class Scenario:
     """Texts of the traffic before, if they differ."""
     num_prompt_ids: int = 0
     """Ids put before each prompt, which the draft model has to prefill for every answer."""
+    shortest: float = 1.0
+    """Length of the shortest answers, as a share of the longest."""
     held_up_s: float = 0.0
     """Seconds by which one verification takes longer; they do not count."""
 
@@ -54,6 +57,9 @@ SCENARIOS = {
     "coder-four": Scenario(4, costs="coder"),
     "coder-eight": Scenario(8, 64, costs="coder", num_answers=16),
     "coder-eight-again": Scenario(8, 64, costs="coder", num_answers=16, num_before=2),
+    "coder-one-prompts": Scenario(1, 64, costs="coder", num_answers=16, num_prompt_ids=128),
+    "coder-eight-prompts": Scenario(8, 64, costs="coder", num_answers=16, num_prompt_ids=128),
+    "coder-eight-uneven": Scenario(8, 64, costs="coder", num_answers=16, num_prompt_ids=128, shortest=0.25),
     "coder-sixteen": Scenario(16, costs="coder"),
     "smollm2-one": Scenario(1, costs="smollm2", drafter="ngram"),
     "smollm2-four": Scenario(4, costs="smollm2", drafter="ngram"),
@@ -81,6 +87,13 @@ def _workload(scenario: Scenario, kind: str) -> Workload:
     before = list(range(2_000_000, 2_000_000 + scenario.num_prompt_ids))
     texts = [_texts(kind)[index % 32] for index in range(scenario.num_answers)]
     texts = [replace(text, prompt_ids=[*before, *text.prompt_ids]) for text in texts]
+    if scenario.shortest < 1.0:
+        rng = random.Random(11)
+        shares = [rng.uniform(scenario.shortest, 1.0) for _ in texts]
+        lengths = [math.ceil(share * scenario.num_tokens) for share in shares]
+        texts = [
+            replace(text, answer_ids=text.answer_ids[:length]) for text, length in zip(texts, lengths, strict=True)
+        ]
     return Workload(texts, scenario.num_streams, scenario.num_tokens)
 
 

@@ -18,7 +18,6 @@ from betoken.common.economy.policy import SpeculationPolicy, load_level
 from betoken.common.economy.source_rates import Candidate, SourceRates
 from betoken.common.economy.terms import (
     MAX_DRAFT_TOKENS,
-    USUAL_DRAFT_TOKENS,
     AskingTime,
     EmptyDraftPause,
     PriceExploration,
@@ -27,9 +26,11 @@ from betoken.common.economy.terms import (
 )
 from betoken.common.step_times import ForwardTimes, StepTimes
 from betoken.drafters.drafter import Drafted, DraftSequence
+from betoken.router.round.adaptive_length import AdaptiveLength
 from betoken.router.round.request_sources import SETTLING_TOKENS
 from betoken.router.round.round_loop import NUM_GRANTED_STEPS
 from betoken.router.round.step_timer import StepTimer
+from betoken.router.workers.draft import Draft
 
 _LONGEST_S = 6000.0
 
@@ -144,7 +145,7 @@ class _Drafts:
     """The drafts of one request by one drafter, as the router's `Speculator` has them."""
 
     def __init__(self, policy: SpeculationPolicy) -> None:
-        self.policy, self.timer, self.length = policy, StepTimer(policy), policy.open_sequence()
+        self.policy, self.timer, self.length = policy, StepTimer(policy), AdaptiveLength(0, policy)
         self.sequence: DraftSequence | None = None
         self.has_drafted = False
         self._commits: list[int] = []
@@ -186,7 +187,7 @@ class _Stream:
             self._select(simulation.drafter)
         self._pause = EmptyDraftPause()
         self._num_output = self._granted = 0
-        self._draft: Drafted | None = None
+        self._draft: Draft | None = None
         self._began_s: float | None = None
         self._verifying = simulation.verifying.open(text, self._decided)
         simulation.route(simulation.costs.request_s, self._advance)
@@ -222,7 +223,7 @@ class _Stream:
         chosen = rates.choose(candidates, load_level(self._sim.num_running))
         assert chosen is not None and self._drafts is not None
         if chosen != self._source:
-            self._drafts.length.close()
+            self._drafts.length.end()
             self._select(chosen)
             self._settled_at = self._num_output + SETTLING_TOKENS
             for name, each in self._every.items():
@@ -251,6 +252,11 @@ class _Stream:
         assert sim.drafting is not None and drafts is not None
         drafting, is_first = sim.drafting, not drafts.has_drafted
         if drafts.sequence is None:
+            num_opened = len(self._text.prompt_ids) + self._num_output
+            if not (drafts.timer.is_tried or drafts.length.pays_opening(num_opened, self._room, self._times())):
+                self._advance()
+                return
+            drafts.length.opens(num_opened, self._machine.now_s)
             key = (1 + list(sim.policies).index(self._source), self._key[1])
             drafts.sequence = drafting.open(self._source, key, self._text, self._num_output)
         drafts.timer.asks(is_first=is_first)
@@ -258,12 +264,9 @@ class _Stream:
         terms = terms_at(load.tokens_per_s, load.running, load.row_price, limit, sim.asking.mean_s)
         if terms is not None:
             terms = sim.trials.terms(terms)
-        num_tokens = min(limit, USUAL_DRAFT_TOKENS)
-        if (time := drafts.policy.round_time(self._times())) is not None:
-            num_tokens = drafts.length.next(time, limit, can_pause=drafts.policy.can_pause)
-            if not num_tokens:
-                self._advance()
-                return
+        if not (num_tokens := min(limit, drafts.length.next(self._times(), limit, can_pause=True))):
+            self._advance()
+            return
         asked_s, sequence = self._machine.now_s, drafts.sequence
         sim.outcome.num_rounds += 1
 
@@ -271,29 +274,33 @@ class _Stream:
             def taken() -> None:
                 waited_s = self._machine.now_s - asked_s
                 drafts.timer.came(len(drafted.draft_ids), waited_s)
-                if not is_first:
+                ids, parents, drafting_ns = drafted.draft_ids, drafted.parents or (), round(drafting_s * 1e9)
+                draft = Draft(ids, drafted.sources or (), 0, drafting_ns, parents, num_forwards=drafted.num_forwards)
+                if is_first:
+                    drafts.length.came_first(self._machine.now_s)
+                else:
                     sim.asking.record(waited_s - drafting_s)
-                    drafts.policy.add_draft(len(drafted.draft_ids), drafted.num_forwards, waited_s, drafting_s)
+                    drafts.length.came(draft, waited_s)
                 drafts.has_drafted = True
                 if terms is not None:
-                    sim.trials.came(terms, len(drafted.draft_ids))
-                self._send(drafted)
+                    sim.trials.came(terms, len(draft.ids))
+                self._send(draft)
 
             self._machine.after(self._hop_s, lambda: sim.route(sim.costs.router_frame_s, taken))
 
         request = Request(sequence, drafts.take_commits(), num_tokens, terms, arrived)
         self._machine.after(self._hop_s, lambda: drafting.request(request))
 
-    def _send(self, drafted: Drafted) -> None:
-        self._draft = drafted if drafted.draft_ids else None
+    def _send(self, draft: Draft) -> None:
+        self._draft = draft if draft.ids else None
         if self._draft is None:
             self._grant(min(self._pause.empty(), self._room))
             return
         self._pause.drafted()
         self._sim.outcome.num_drafts += 1
-        self._sim.outcome.num_draft_tokens += len(drafted.draft_ids)
+        self._sim.outcome.num_draft_tokens += len(draft.ids)
         verifying = self._sim.verifying
-        self._machine.after(self._hop_s, lambda: verifying.verify(self._verifying, drafted.draft_ids, drafted.parents))
+        self._machine.after(self._hop_s, lambda: verifying.verify(self._verifying, draft.ids, draft.parents or None))
 
     def _grant(self, num_steps: int) -> None:
         self._granted = self._num_output + num_steps
@@ -310,8 +317,8 @@ class _Stream:
         if draft is not None and draft.sources:
             outcome.sources[draft.sources[0]] += num_accepted
         if drafts is not None:
-            if draft is not None and draft.num_forwards:
-                drafts.length.add(len(draft.draft_ids), num_accepted)
+            if draft is not None:
+                drafts.length.verified(draft, num_accepted)
             drafts.length.add_tokens(len(ids))
             if drafts.sequence is not None:
                 self._sim.trials.add_tokens(len(ids))
@@ -324,7 +331,7 @@ class _Stream:
             return
         self._sim.verifying.close(self._verifying)
         for each in self._every.values():
-            each.length.close()
+            each.length.end()
             if self._sim.drafting is not None:
                 each.close(self._sim.drafting)
         self._sim.num_running -= 1

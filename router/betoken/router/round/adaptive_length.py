@@ -18,11 +18,32 @@ class AdaptiveLength:
         self._policy = policy
         self._length: SequenceDraftLength | None = None
         """None before the first adaptive draft."""
+        self._opened = 0, 0.0
+        """Tokens of the sequence when it was opened, and when."""
 
     @property
     def is_paused(self) -> bool:
         """Whether the sequence decodes without drafts for now."""
         return self._length is not None and self._length.is_paused
+
+    def pays_opening(self, num_tokens: int, num_left: int, times: ForwardTimes) -> bool:
+        """Return whether drafts for the rest of the answer save more time than opening the sequence takes; if not,
+        drafting pauses."""
+        if self._policy is None or self._policy.pays_opening(num_tokens, num_left, times):
+            return True
+        self._length = self._length or self._policy.open_sequence()
+        self._length.pause()
+        return False
+
+    def opens(self, num_tokens: int, now_s: float) -> None:
+        """A draft worker was sent the sequence of `num_tokens`."""
+        self._opened = num_tokens, now_s
+
+    def came_first(self, now_s: float) -> None:
+        """The first draft since then has arrived."""
+        num_tokens, opened_s = self._opened
+        if self._policy is not None:
+            self._policy.add_opening(num_tokens, now_s - opened_s)
 
     def next(self, times: ForwardTimes, room: int, *, can_pause: bool) -> int:
         """Return the length of the next draft; 0 pauses drafting if that is allowed."""

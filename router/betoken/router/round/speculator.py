@@ -93,7 +93,7 @@ class Speculator:
         """Workers that had no room for it, and until when they are not asked (`time.monotonic`, s)."""
         has_settings = request.drafter is not None and bool(request.drafter.settings)
         self._has_untried_settings = has_settings and not request.has_begun
-        """Only a draft worker knows whether they are good; whether drafts pay or not, one draft is asked for."""
+        """Only a draft worker knows whether they are good: one draft is asked for even if drafts do not pay."""
         self._trials = NamedDrafterTrials(is_named=request.is_drafter_fixed)
         self.failures: Counter[str] = Counter()
         """Drafts that were late, invalid or failed, by reason."""
@@ -155,6 +155,10 @@ class Speculator:
             self.failures["collapse"] += 1
             self.close()
         can_pause = self._is_on and not self._has_untried_settings
+        length = len(self._request.prompt_ids) + len(committed_ids)
+        is_free = not can_pause or self.is_open or self._trials.is_due or self.timer.is_tried
+        if not is_free and not self.length.pays_opening(length, self._request.max_length - length, times):
+            return NO_DRAFT
         if not (num_tokens := self.length.next(times, room, can_pause=can_pause)):
             return NO_DRAFT
         self.timer.asks(is_first=self._state in (DraftingState.CLOSED, DraftingState.PREFILLING))
@@ -163,7 +167,7 @@ class Speculator:
                 self._open(committed_ids)
             elif self._may_be_late and self._state.has_drafted and self._session.num_missed_tokens > MAX_MISSED_TOKENS:
                 self.timer.asks(is_first=True)
-                await self._session.catch_up(len(self._request.prompt_ids) + len(committed_ids), committed_ids[-1])
+                await self._session.catch_up(length, committed_ids[-1])
                 self._went(DraftingEvent.OVERDUE)
                 return NO_DRAFT
             timeout_s = self._timeouts.of_round(forward_s)
@@ -199,7 +203,7 @@ class Speculator:
             return is_drafted
         is_draining = self._worker is not None and self._worker.is_draining
         has_other = self._is_worker_silent and self._choose() is not None
-        if has_other or (is_draining and self._can_do_without()):
+        if has_other or (is_draining and (not self._is_on or self._choose() is not None)):
             self.close()
         else:
             self._session.commit(base_length, ids)
@@ -240,10 +244,6 @@ class Speculator:
             return False
         return self._record.num_resyncs > self._num_resyncs
 
-    def _can_do_without(self) -> bool:
-        """Whether another worker drafts as well, or drafts do not pay: one that drains waits for its last sequence."""
-        return not self._is_on or self._choose() is not None
-
     async def _ask(
         self,
         committed_ids: Sequence[int],
@@ -280,6 +280,8 @@ class Speculator:
         )
         now_s = time.perf_counter()
         waited_s = now_s - asked_s
+        if not self._state.has_drafted:
+            self.length.came_first(now_s)
         if draft.ids and not draft.parents and self._state.has_drafted:
             is_hit = None if draft.num_ahead_ids is None else draft.num_ahead_ids > 0
             self._round = DraftedRound(len(draft.ids), waited_s, is_hit, num_outcomes > 0, now_s)
@@ -313,6 +315,7 @@ class Speculator:
         if drafter.name and drafter.name not in worker.drafters:
             drafter = DrafterChoice()  # the worker's default
         self._session = worker.open(self._request, committed_ids, drafter)
+        self.length.opens(len(self._request.prompt_ids) + len(committed_ids), time.perf_counter())
         self._record = worker.record_of(drafter.name)
         self._num_resyncs = self._record.num_resyncs
         self._went(DraftingEvent.OPENED)
