@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from types import ModuleType
@@ -11,12 +12,14 @@ from pydantic import ValidationError
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.release import how_to_install
+from betoken.draft_worker import model_hosting
 from betoken.draft_worker.commands import Open
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftResults
 from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.service import _load
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.engine.model_thread import ModelThread
 from betoken.engine.sampling import SamplingParams
 from betoken.engine.weights import checkpoint
 from betoken.rpc.link.commands import CloseLink
@@ -227,6 +230,24 @@ def test_a_broken_package_is_reported_with_its_cause(tiny, tmp_path, monkeypatch
     assert "scipy" in str(raised.value.__cause__)
 
 
-def test_a_draft_worker_rejects_a_list_of_devices() -> None:
-    with pytest.raises(ValueError, match="--device = 'cpu,cpu': must be one device"):
-        DraftWorkerSettings(model="m", device="cpu,cpu")
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"device": "cpu,cpu"}, "--device = 'cpu,cpu': must be one device with --drafters = ngram"),
+        ({"tensor_parallel": 2}, "--tensor-parallel = 2: must be 1 with --drafters = ngram"),
+        ({"tensor_parallel": 2, "synthetic": "step_ms=1"}, "--tensor-parallel = 2: must be 1 with --synthetic"),
+    ],
+)
+def test_ranks_are_rejected_without_a_draft_model(options, limit):
+    with pytest.raises(ValueError, match=limit):
+        DraftWorkerSettings(drafters=("ngram",), **options)
+
+
+def test_a_draft_worker_ends_if_a_rank_of_its_model_is_lost(tiny, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(model_hosting, "start_ranks", lambda config, *others: started.append(others) or config)
+    thread = ModelThread(lambda: None, "test")
+    load_drafters(settings(tiny, tmp_path, drafters=("model",), device="cpu,cpu"), no_progress, thread)
+    ((devices, prepare, failing, _),) = started
+    assert devices == ("cpu", "cpu") and failing is thread
+    assert pickle.loads(pickle.dumps(prepare)).args == ("warning", "text")

@@ -220,12 +220,27 @@ class Running:
     draft: str
     threads: tuple[ModelThread[Any], ...]
     client: AsyncClient
-    lose_verify: Callable[[], Awaitable[None]]
-    """Ends the first verify worker: its link breaks."""
     lose_draft: Callable[[], Awaitable[None]]
     """Ends the draft worker: its link breaks."""
-    verify_hold: Hold
-    """Stops the first verify worker's model."""
+    verify_workers: tuple["Losable", ...]
+
+    @property
+    def verify_hold(self) -> Hold:
+        """Stops the first verify worker's model."""
+        return self.verify_workers[0].hold
+
+    async def lose_verify(self) -> None:
+        """End the first verify worker: its link breaks."""
+        await self.verify_workers[0].lose()
+
+
+@dataclass(frozen=True)
+class Losable:
+    """A verify worker that a test can stop, and end."""
+
+    hold: Hold
+    lose: Callable[[], Awaitable[None]]
+    """Ends the worker: its link breaks."""
 
 
 @asynccontextmanager
@@ -254,7 +269,6 @@ async def running(
         more_verify: addresses of verify workers that run already.
     """
     threads: list[ModelThread[Any]] = []
-    verify_hold = Hold()
     draft_results = DraftResults()
     grammar_of: list[Any] = []
     draft_settings = DraftWorkerSettings(model=str(folder / "draft"), **ENGINE | (draft_options or {}))
@@ -272,12 +286,12 @@ async def running(
         draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(AsyncExitStack())
-        verify = await first.enter_async_context(verify_worker(folder, verify_options or {}, threads, verify_hold))
-        others = [
-            await stack.enter_async_context(verify_worker(folder, options, threads, Hold()))
-            for options in other_verify_options
-        ]
+        addresses, verify_workers = [], []
+        for options in (verify_options or {}, *other_verify_options):
+            own = await stack.enter_async_context(AsyncExitStack())
+            verify_workers.append(Losable(Hold(), own.aclose))
+            serving = verify_worker(folder, options, threads, verify_workers[-1].hold)
+            addresses.append(await own.enter_async_context(serving))
 
         def load_draft(*loading: Any) -> Any:
             return draft_service._load(draft_settings, *loading, grammar_of)
@@ -289,7 +303,7 @@ async def running(
         )
         options = PATIENCE | (router_options or {})
         router = Router(
-            router_settings(verify=(verify, *others, *more_verify), draft=(draft,), tokenizer="test", **options),
+            router_settings(verify=(*addresses, *more_verify), draft=(draft,), tokenizer="test", **options),
             tokenizer,
         )
         links = asyncio.ensure_future(router.run())
@@ -303,7 +317,7 @@ async def running(
         async with asyncio.timeout(60):
             while not (await client.model_info()).drafters:  # noqa: ASYNC110 - offered once the draft worker has passed its probe
                 await asyncio.sleep(0.02)
-        yield Running(address, verify, draft, tuple(threads), client, first.aclose, drafting.aclose, verify_hold)
+        yield Running(address, addresses[0], draft, tuple(threads), client, drafting.aclose, tuple(verify_workers))
 
 
 async def until_all_pages_are_free(client: AsyncClient) -> None:

@@ -15,7 +15,7 @@ from betoken.cli.service_process import ServiceProcess
 from betoken.client import Completion
 from betoken.rpc.early_end import undone_at_end
 from tests.e2e.attached import save_attached
-from tests.e2e.in_process import running, save_pair, services, until_all_pages_are_free
+from tests.e2e.in_process import Running, running, save_pair, services, until_all_pages_are_free
 from tests.e2e.rank_answers import CASES, TIMEOUT_S, answers, check_ended, compilers_go_on
 from tests.products import slow
 
@@ -33,7 +33,7 @@ def ranks_of(pid: int) -> list[int]:
             command, status = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
         except OSError:
             continue
-        if b"betoken.verify_worker.ranks" in command and int(status.rpartition(")")[2].split()[1]) == pid:
+        if b"betoken.engine.bring_up.ranks" in command and int(status.rpartition(")")[2].split()[1]) == pid:
             found.append(int(folder.name))
     return found
 
@@ -110,32 +110,49 @@ async def test_drafters_constraints_and_preemption_on_two_ranks_give_the_tokens_
     found: list[dict[str, list[Any]]] = []
     for device in ("cpu", "cpu,cpu"):
         with undone_at_end():
-            async with services(tmp_path, {"drafters": ("model",)}, options | {"device": device}) as client:
+            drafting = {"drafters": ("model",), "device": device}
+            async with services(tmp_path, drafting, options | {"device": device}) as client:
                 found.append({name: await answers(client, case) for name, case in cases.items()})
-                (worker,) = (await client.model_info()).verify_workers
-                assert worker.tensor_parallel_degree == device.count("cpu")
+                info = await client.model_info()
+                (worker,) = info.verify_workers
+                degrees = [each.tensor_parallel_degree for each in (worker, *info.draft_workers)]
+                assert degrees == [device.count("cpu")] * 2
                 assert worker.preemptions > 0 and worker.cached_tokens > 0
                 await until_all_pages_are_free(client)
     for name in cases:
         assert found[1][name] == found[0][name], name
 
 
-@pytest.mark.parametrize(
-    ("family", "lost", "other"),
-    [("qwen3_5", "cpu,cpu", "cpu"), pytest.param("llama", "cpu", "cpu,cpu", marks=pytest.mark.slow)],
-)
-async def test_answers_go_on_with_another_number_of_ranks(family: str, lost: str, other: str, tmp_path: Path) -> None:
-    save_pair(tmp_path, family)
+async def test_answers_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    save_pair(tmp_path, "qwen3_5")
     with undone_at_end():
         async with running(
-            tmp_path, {"drafters": ("model",)}, {"device": lost}, other_verify_options=[{"device": other}]
+            tmp_path, {"drafters": ("model",)}, {"device": "cpu,cpu"}, other_verify_options=[{"device": "cpu"}]
         ) as stack:
-            expected = await answers(stack.client, CASES["model"])
-            stack.verify_hold.after(6)
-            again = asyncio.ensure_future(answers(stack.client, CASES["model"]))
-            await stack.verify_hold.reached()
-            await stack.lose_verify()
-            assert await again == expected
+            await check_losses(stack, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+async def test_answers_go_on_from_two_ranks_with_one_and_with_two_again(family: str, tmp_path: Path) -> None:
+    save_pair(tmp_path, family)
+    others = [{"device": "cpu"}, {"device": "cpu,cpu"}]
+    drafting = {"drafters": ("model",), "device": "cpu,cpu"}
+    with undone_at_end():
+        async with running(tmp_path, drafting, {"device": "cpu,cpu"}, other_verify_options=others) as stack:
+            await check_losses(stack, 2)
+
+
+async def check_losses(stack: Running, num_lost: int) -> None:
+    """So many workers are lost in the middle of answers, one after the other."""
+    expected = await answers(stack.client, CASES["model"])
+    for worker in stack.verify_workers[:num_lost]:
+        worker.hold.after(6)
+    again = asyncio.ensure_future(answers(stack.client, CASES["model"]))
+    for worker in stack.verify_workers[:num_lost]:
+        await worker.hold.reached()
+        await worker.lose()
+    assert await again == expected
 
 
 @pytest.mark.slow

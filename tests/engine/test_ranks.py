@@ -215,8 +215,10 @@ def test_ranks_with_other_weights_are_rejected() -> None:
 def test_a_forward_that_fails_on_rank_0_ends_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(save_tiny(tmp_path, "llama"))
     with joined(1) as groups:
-        group = groups[0]
+        group, reported = groups[0], []
+        group.on_lost = reported.append
         assert group.fail(LookupError("an internal error")) is group.fail(RuntimeError("a later one"))
+        assert [str(error) for error in reported] == ["LookupError: an internal error"]
         with pytest.raises(RankLostError, match="LookupError: an internal error"):
             group.least(1)
     with pytest.raises(ValueError, match="wrap_linear"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.release import how_to_install
@@ -14,6 +14,7 @@ from betoken.drafters.registry import SPECS
 
 if TYPE_CHECKING:
     from betoken.draft_worker.model_hosting import ModelHost
+    from betoken.engine.model_thread import ModelThread
     from betoken.engine.page_table import PageTable
     from betoken.engine.runner import ModelRunner
     from betoken.engine.weights.checkpoint import Progress
@@ -40,8 +41,8 @@ class Hosted:
         return next((mask for mask in masks if mask is not None), None)
 
 
-def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
-    """The drafters of the settings.
+def load_drafters(settings: DraftWorkerSettings, progress: Progress, thread: ModelThread[Any] | None = None) -> Hosted:
+    """The drafters of the settings. `thread`: fails when a rank of a model is lost.
 
     Raises:
         FailedPreconditionError: a plug-in is not a drafter, or a model cannot be served: torch may be missing.
@@ -50,14 +51,14 @@ def load_drafters(settings: DraftWorkerSettings, progress: Progress) -> Hosted:
     maker = DrafterMaker(settings, names)
     if not any(SPECS[name].runs_model for name in names if name in SPECS):
         return Hosted(maker, maker.make())
-    maker.models = models = _model_host(settings, progress)
+    maker.models = models = _model_host(settings, progress, thread)
     models.check_tokenizers()
     drafters = maker.make()
     tokenizer_hash = models.tokenizer_hash if maker.translator is None else maker.translator.hash
     return Hosted(maker, drafters, models.runners, tokenizer_hash, models.page_tables)
 
 
-def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:
+def _model_host(settings: DraftWorkerSettings, progress: Progress, thread: ModelThread[Any] | None) -> ModelHost:
     # Imported here, since torch and transformers take seconds and hundreds of megabytes that n-grams do without.
     try:
         from betoken.draft_worker.model_hosting import ModelHost
@@ -66,4 +67,4 @@ def _model_host(settings: DraftWorkerSettings, progress: Progress) -> ModelHost:
             raise
         reason = f"a drafter with a model needs {error.name}: {how_to_install('worker')}"
         raise FailedPreconditionError(reason) from error
-    return ModelHost(settings, progress)
+    return ModelHost(settings, progress, thread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.tokenizer_json import tokenizer_difference
@@ -11,8 +12,10 @@ from betoken.drafters.model import TARGET_TOKENIZER
 from betoken.drafters.registry import SPECS
 from betoken.drafters.shared_pages import SharedPages
 from betoken.engine.bring_up.load import load_runner
+from betoken.engine.bring_up.ranks import start_ranks
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.model_thread import ModelThread
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
@@ -23,8 +26,12 @@ from betoken.rpc.early_end import at_end
 class ModelHost:
     """The models of one worker. A model that cannot be served raises FailedPreconditionError."""
 
-    def __init__(self, settings: DraftWorkerSettings, progress: Progress) -> None:
+    def __init__(
+        self, settings: DraftWorkerSettings, progress: Progress, thread: ModelThread[Any] | None = None
+    ) -> None:
+        """`thread`: fails when a rank of a model is lost."""
         self._settings = settings
+        self._thread = thread
         self._progress = progress
         self._models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = {}
         """Loaded models with their pages, by name and the number of layers asked for."""
@@ -79,6 +86,9 @@ class ModelHost:
             if (most := self._max_uncommitted()) is not None:
                 which["max_uncommitted"] = most
             config = EngineConfig(**settings.engine_options() | which)
+            if len(settings.devices) > 1:
+                self._progress("starting ranks", 0.0)
+                config = start_ranks(config, settings.devices, settings.rank_logging, self._thread, at_end)
             try:
                 runner = load_runner(config, self._progress)
             except ModelRefusedError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from betoken.common.errors import InternalError
 from betoken.draft_worker.commands import DraftCommand
 from betoken.draft_worker.core import DraftCore
 from betoken.draft_worker.handler import DraftLinkHandler, DraftResults, GrammarOf
@@ -12,6 +13,7 @@ from betoken.draft_worker.hosting import load_drafters
 from betoken.draft_worker.settings import DEFAULT_MAX_CONTEXT, DraftWorkerSettings
 from betoken.drafters.host.making import source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
+from betoken.engine.errors import RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.rpc.fast_wake import FastWake
 from betoken.rpc.hello import worker_hello
@@ -41,11 +43,16 @@ async def run(settings: DraftWorkerSettings) -> None:
     hello = WorkerHello()
     grammar_of: list[GrammarOf] = []
     progress = LoadProgress(settings.ready_file)
-    thread = ModelThread(lambda: _load(settings, results, hello, grammar_of, progress), "draft-model")
+    thread: ModelThread[DraftCommand] = ModelThread(
+        lambda: _load(settings, results, hello, grammar_of, progress, thread), "draft-model"
+    )
     early = LoadingServicer(lambda: progress.error)
     service = Service("betoken.v1.DraftService", early, draft_pb2_grpc.add_DraftServiceServicer_to_server)
     async with listening([service], settings) as listener:
-        await asyncio.wrap_future(thread.start())
+        try:
+            await asyncio.wrap_future(thread.start())
+        except RankLostError as error:
+            raise InternalError(str(error)) from error
         freeze_loaded()
         early.loaded(_servicer(settings, thread, results, hello, grammar_of))
         async with thread.running(settings.watchdog_timeout_s) as failure:
@@ -83,11 +90,12 @@ def _load(
     hello: WorkerHello,
     grammar_of: list[GrammarOf],
     progress: LoadProgress | None = None,
+    thread: ModelThread[DraftCommand] | None = None,
 ) -> DraftCore:
-    """The core, the hello filled in, and, where models draft, what makes grammars; runs on the model thread."""
+    """The core, the completed hello, and, if models draft, what makes grammars; runs on the model thread, `thread`."""
     fast_wake = FastWake(settings.fast_wake)  # first: it may be refused
     progress = progress or LoadProgress(settings.ready_file)
-    hosted = load_drafters(settings, progress)
+    hosted = load_drafters(settings, progress, thread)
     rules_of: RulesOf | None = None
     runner = hosted.runners[0] if hosted.runners else None
     if hosted.runners:
@@ -106,6 +114,7 @@ def _load(
             settings.worker_id,
             runner.info if runner is not None else None,
             max_sequences=settings.max_sequences,
+            tensor_parallel_degree=len(settings.devices),
             drafters=settings.hosted_drafters,
             sources=source_infos(SPECS.values(), settings.hosted_drafters),
             predicting_drafters=predicting_drafters(settings.hosted_drafters),
@@ -116,7 +125,7 @@ def _load(
             translation=_translation(hosted.maker.translation),
             weight_bytes=weight_bytes,
             kv_bytes=sum(runner.kv_bytes for runner in hosted.runners),
-            other_bytes=other_bytes(weight_bytes if settings.device == "cpu" else 0),
+            other_bytes=other_bytes(weight_bytes if settings.devices[0] == "cpu" else 0),
         )
     )
     longest = max((runner.info.max_context for runner in hosted.runners), default=0)

@@ -56,11 +56,9 @@ class DraftWorkerSettings(WorkerSettings):
             return self.drafters
         return (SYNTHETIC,) if self.synthetic else usual_drafters(self)
 
-    @model_validator(mode="after")
-    def _check_device(self) -> Self:
-        if "," in self.device:
-            raise ValueError(f"--device = {self.device!r}: must be one device; ranks are of verify workers")
-        return self
+    def one_process_options(self) -> dict[str, bool]:
+        runs_model = any(SPECS[name].runs_model for name in self.hosted_drafters if name in SPECS)
+        return super().one_process_options() | {f"--drafters = {','.join(self.hosted_drafters)}": not runs_model}
 
     @model_validator(mode="after")
     def _check_drafters(self) -> Self:

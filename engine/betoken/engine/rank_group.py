@@ -61,6 +61,8 @@ class RankGroup:
         self._counts = np.zeros(size, np.int64) if counts is None else counts
         self._explain = explain
         self._lost: RankLostError | None = None
+        self.on_lost: Callable[[RankLostError], None] = lambda error: None
+        """Called when the group is given up."""
         self.number = next(_numbers)  # an operator takes numbers and tensors, not objects
         _groups[self.number] = self
 
@@ -152,6 +154,7 @@ class RankGroup:
             self._lost = (
                 error if isinstance(error, RankLostError) else RankLostError(f"{type(error).__name__}: {error}")
             )
+            self.on_lost(self._lost)
         return self._lost
 
     def _send_to_next(self, x: Tensor) -> None:

@@ -150,7 +150,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--few-pages", type=positive, default=64, help="KV pages in the cells that force preemption")
     add("--compile", choices=("auto", "on", "off"), default="auto", help="torch.compile in the workers")
     add("--device", default="cpu", help="of all models on both sides, e.g. cuda:0")
-    add("--tensor-parallel", type=positive, default=1, help="processes that share the target's model")
+    add("--tensor-parallel", type=positive, default=1, help="processes that share each model")
     add("--overlap", choices=("off", "on", "auto"), default="off", help="overlapped rounds, the router's option")
     add("--prefix-caching", action="store_true", help="let cells find the KV that cells before them left")
     add_weights(parser)  # without, their cells are left out

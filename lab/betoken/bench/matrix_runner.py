@@ -24,6 +24,7 @@ from betoken.bench.stack import Stack
 from betoken.bench.streams import generate, run_bounded, sampling, speculation
 from betoken.cli.local_services import LocalServicesConfig
 from betoken.client import Completion
+from betoken.drafters.registry import SPECS
 
 NUM_TRIES = 5
 """Maximum number of runs of a cell with fault injection: a fast model may have answered before the fault."""
@@ -50,7 +51,7 @@ class RunnerConfig:
     pard: str = ""
     """PARD checkpoint of the draft model."""
     tensor_parallel: int = 1
-    """Processes that share the target's model."""
+    """Processes that share each model."""
     overlap: str = "off"
     """Whether rounds are overlapped: the router's option."""
 
@@ -92,7 +93,8 @@ class MatrixRunner:
 
     def _config_of(self, services: ServiceSet, drafters: Sequence[str]) -> LocalServicesConfig:
         config, attached = self._config, services.attached
-        on_device = ("--device", config.device)
+        on_device, on_ranks = ("--device", config.device), ("--tensor-parallel", str(config.tensor_parallel))
+        has_draft_model = any(SPECS[name].runs_model for name in drafters)
         few_pages = ("--num-pages", str(config.few_pages)) if services.has_few_pages else ()
         names = (attached, "ngram", *config.weights) if attached == FUSED else (attached,) if attached else ()
         return LocalServicesConfig(
@@ -108,14 +110,13 @@ class MatrixRunner:
             # Half a GPU for the others.
             verify_options=(
                 *on_device,
-                "--tensor-parallel",
-                str(config.tensor_parallel),
+                *on_ranks,
                 "--kv-memory-fraction",
                 "0.5",
                 *few_pages,
                 *weight_options(names, config.weights),
             ),
-            draft_options=on_device,
+            draft_options=(*on_device, *(on_ranks if has_draft_model else ())),
             router_options=("--overlap", config.overlap),
         )
 

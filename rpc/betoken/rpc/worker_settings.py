@@ -3,16 +3,20 @@
 Knows the options' names and bounds, not the engine that honours them.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from betoken.common.logs import configure_logging
 from betoken.common.synthetic import Simulation
+from betoken.rpc.rank_devices import MAX_RANKS, rank_devices
 from betoken.rpc.settings import ServiceSettings
 
 _ENGINE_FIELDS = (
-    *("model", "revision", "dtype", "quantize", "activations", "device", "num_pages", "kv_memory_bytes", "page_size"),
+    *("model", "revision", "dtype", "quantize", "activations", "num_pages", "kv_memory_bytes", "page_size"),
     *(
         "prefix_caching",
         "snapshot_memory_bytes",
@@ -56,7 +60,17 @@ class WorkerSettings(ServiceSettings):
         description="Inputs of quantised linear layers on a CPU: exact = in --dtype; int8 = rounded by blocks of 32,"
         " which is faster and changes logits; auto = int8 for layers that have a kernel.",
     )
-    device: str = Field("cpu", description="Torch device of the model, e.g. cpu or cuda:0.")
+    device: str = Field(
+        "cpu",
+        description="Torch device of the model, e.g. cpu or cuda:0; cuda:0,cuda:1 = one rank on each, as with"
+        " --tensor-parallel 2.",
+    )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=MAX_RANKS,
+        description="Processes that share the model's layers, each with --threads; tokens do not depend on it.",
+    )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of a forward; default: torch's choice.")
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="Compile the model's step; off = eager. auto = compile if possible."
@@ -111,6 +125,24 @@ class WorkerSettings(ServiceSettings):
     )
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of each rank."""
+        return rank_devices(self.device, self.tensor_parallel)
+
+    @property
+    def rank_logging(self) -> Callable[[], None]:
+        """Sets up the log of another rank's process, which repeats rank 0's work: warnings and errors."""
+        return partial(configure_logging, "error" if self.log_level == "error" else "warning", self.log_format)
+
+    def numbers_of_ranks(self) -> dict[str, int]:
+        """Options that divide a model among ranks."""
+        return {"tensor-parallel": self.tensor_parallel}
+
+    def one_process_options(self) -> dict[str, bool]:
+        """Options that ranks do not support, and whether they are set."""
+        return {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
+
+    @property
     def simulation(self) -> Simulation | None:
         """Simulation instead of a model; None for a real model."""
         return Simulation.parse(self.synthetic) if self.synthetic else None
@@ -139,5 +171,14 @@ class WorkerSettings(ServiceSettings):
 
     def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `betoken.engine.config.EngineConfig`."""
-        others = {"num_threads": self.threads, "reuse_self_check": True}
+        others = {"device": self.devices[0], "num_threads": self.threads, "reuse_self_check": True}
         return {name: getattr(self, name) for name in _ENGINE_FIELDS} | others
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if len(self.devices) > 1 and (bad := [name for name, is_set in self.one_process_options().items() if is_set]):
+            counts = self.numbers_of_ranks()
+            option = next((name for name, count in counts.items() if count > 1), "device")
+            value, limit = (counts[option], "1") if option in counts else (repr(self.device), "one device")
+            raise ValueError(f"--{option} = {value}: must be {limit} with {bad[0]}")
+        return self

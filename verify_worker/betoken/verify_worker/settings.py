@@ -6,9 +6,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from betoken.drafters.registry import BUILT_IN, SPECS, attached_names, check_attached
 from betoken.drafters.worker_options import with_drafter_options
+from betoken.rpc.rank_devices import MAX_RANKS, rank_devices
 from betoken.rpc.settings import CommaSeparated
 from betoken.rpc.worker_settings import WorkerSettings
-from betoken.verify_worker.devices import MAX_RANKS, rank_devices
 
 _ATTACHABLE = ", ".join(spec.name for spec in SPECS.values() if spec.can_attach)
 
@@ -23,19 +23,8 @@ class VerifyWorkerSettings(WorkerSettings):
         " weights the model's checkpoint holds (mtp), if any; none = no drafters.",
     )
 
-    device: str = Field(
-        "cpu",
-        description="Torch device of the model, e.g. cpu or cuda:0; cuda:0,cuda:1 = one rank on each, as with"
-        " --tensor-parallel 2.",
-    )
     kv_memory_fraction: float = Field(
         0.9, gt=0, le=1, description="On a GPU: part of the memory that the largest forward leaves which KV takes."
-    )
-    tensor_parallel: int = Field(
-        1,
-        ge=1,
-        le=MAX_RANKS,
-        description="Processes that share the model's layers, each with --threads; tokens do not depend on it.",
     )
     pipeline: int = Field(
         1,
@@ -58,9 +47,18 @@ class VerifyWorkerSettings(WorkerSettings):
         """Ranks of a stage."""
         return len(self.devices) // self.pipeline
 
+    def numbers_of_ranks(self) -> dict[str, int]:
+        return {"pipeline": self.pipeline} | super().numbers_of_ranks()
+
+    def one_process_options(self) -> dict[str, bool]:
+        found, has_stages = super().one_process_options(), self.pipeline > 1
+        for spec in (SPECS[name] for name in self.attached_drafters if name != BUILT_IN):
+            is_excluded = spec.reads_target_kv or (has_stages and spec.features is not None)
+            found[f"--attached-drafters {spec.name}"] = is_excluded
+        return found
+
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {
-            "device": self.devices[0],
             "kv_memory_fraction": self.kv_memory_fraction,
             "max_context": self.max_context,
         }
@@ -79,22 +77,6 @@ class VerifyWorkerSettings(WorkerSettings):
         of_drafts = [name for name in ("acceptance", "hit_rate") if f"{name}=" in self.synthetic]
         if of_drafts:
             raise ValueError(f"--synthetic: {of_drafts[0]} is a draft worker's")
-        return self
-
-    @model_validator(mode="after")
-    def _check_ranks(self) -> Self:
-        others = {"--synthetic": bool(self.synthetic), "--no-batch-invariant": not self.batch_invariant}
-        named = [SPECS[name] for name in self.attached_drafters if name != BUILT_IN]
-        has_stages = self.pipeline > 1
-        for spec in named:
-            is_excluded = spec.reads_target_kv or (has_stages and spec.features is not None)
-            others[f"--attached-drafters {spec.name}"] = is_excluded
-        num_ranks = len(self.devices)
-        if num_ranks > 1 and (bad := [name for name, is_set in others.items() if is_set]):
-            counts = {"pipeline": self.pipeline, "tensor-parallel": self.tensor_parallel}
-            option = next((name for name, count in counts.items() if count > 1), "device")
-            value, limit = (counts[option], "1") if option in counts else (repr(self.device), "one device")
-            raise ValueError(f"--{option} = {value}: must be {limit} with {bad[0]}")
         return self
 
     @model_validator(mode="after")

@@ -73,7 +73,9 @@ class RankProcesses:
         return str(self._lost) if self._lost is not None else f"an exchange between ranks failed: {error}"
 
     def slowest(self) -> str:
-        """The rank that has made the fewest exchanges, in words."""
+        """The rank that has made the fewest exchanges, in words; empty after `close`."""
+        if self._is_closed:
+            return ""
         counts = self.counts.tolist()
         rank = max(range(self._size), key=lambda each: (-counts[each], each))
         return (
