@@ -31,6 +31,7 @@ from tests.engine.gguf_files import tiny_model, write_gguf
 from tests.engine.rank_threads import bits_of, config_of, joined, shared_runner
 from tests.engine.tiny import save_tiny
 from tests.products import slow
+from tests.router.harness import byte_tokenizer_json
 
 QUANTIZED: dict[str, Any] = {
     "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
@@ -123,6 +124,15 @@ def test_a_rank_reads_its_columns_of_a_checkpoint_alone(family: str, tmp_path: P
 def test_a_rank_reads_its_rows_of_a_gguf_file_alone(type_name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "wide.gguf", type_name, tiny_model(is_tied=True))
     check_bytes_read(config_of(path, "bfloat16"), 0.62)
+
+
+def test_a_rank_after_rank_0_reads_no_tokenizer(tmp_path: Path) -> None:
+    config = config_of(save_tiny(tmp_path, "llama"))
+    (Path(config.model) / "tokenizer.json").write_text(byte_tokenizer_json())
+    with joined(2) as groups:
+        infos = [load_part(replace(config, ranks=ranks), lambda stage, fraction: None)[1] for ranks in groups]
+    assert [bool(info.tokenizer_hash) for info in infos] == [True, False]
+    assert infos[0].tokenizer_text() and not infos[1].tokenizer_text()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class ModelInfo:
     """The sampling fields that generation_config.json sets."""
     weights_fingerprint: str
     tokenizer_hash: str
-    """Empty when the checkpoint has no tokenizer.json."""
+    """Empty when the checkpoint has no tokenizer.json, and on ranks after rank 0."""
     num_parameters: int
     tokenizer_text: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
     """Reads the tokenizer.json's text; empty if the checkpoint has none."""

@@ -58,6 +58,7 @@ def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | Non
     _check_device(config.device)
     progress("finding the checkpoint", 0.0)
     source = open_source(config.model, config.revision, progress)
+    has_tokenizer = config.ranks is None or config.ranks.rank == 0  # the rank that serves
     try:
         described = source.config_dict()
         check_type(described)
@@ -67,7 +68,7 @@ def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | Non
         check_layers(text_config)
         check_code(model_class_of(model_config), text_config.model_type)
         fingerprint = source.fingerprint()
-        tokenizer_hash = source.tokenizer_hash()
+        tokenizer_hash = source.tokenizer_hash() if has_tokenizer else ""
         max_context = _max_context(text_config, config.max_context)
         settle_frequencies(text_config, max_context, is_asked=config.max_context is not None)
     except ModelRefusedError:
@@ -97,7 +98,7 @@ def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | Non
         weights_fingerprint=fingerprint,
         tokenizer_hash=tokenizer_hash,
         num_parameters=num_parameters,
-        tokenizer_text=source.tokenizer_text,
+        tokenizer_text=source.tokenizer_text if has_tokenizer else str,
         path=source.path,
         media_token_ids=media_token_ids(described) if is_multimodal(described.get("model_type", "")) else (),
         mask_token_id=mask_token_of(described, vocab_size) if config.num_layers is None else None,
