@@ -100,7 +100,7 @@ def test_kept_results_make_room_for_new_ones(tmp_path: Path, monkeypatch: pytest
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
-def test_step_times_are_measured_again_when_forwards_take_another_time(
+def test_step_times_are_scaled_on_a_busier_machine_and_measured_again_on_a_faster_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns, num_measured = 1000, [0]
@@ -108,7 +108,7 @@ def test_step_times_are_measured_again_when_forwards_take_another_time(
 
     def measure(runner: ModelRunner) -> list[StepCost]:
         num_measured[0] += 1
-        return [StepCost(*point, now_ns) for point in step_costs._points(runner)]
+        return [StepCost(rows, context, now_ns * rows) for rows, context in step_costs._points(runner)]
 
     monkeypatch.setattr(step_costs, "_time_forward", lambda *args: now_ns)
     monkeypatch.setattr(step_costs, "measure_step_costs", measure)
@@ -116,4 +116,7 @@ def test_step_times_are_measured_again_when_forwards_take_another_time(
     now_ns = 1400
     assert kept_step_costs(runner, KeptResult(tmp_path, "step-times")) == first and num_measured == [1]
     now_ns = 1600
-    assert kept_step_costs(runner, KeptResult(tmp_path, "step-times"))[0].ns == 1600 and num_measured == [2]
+    scaled = kept_step_costs(runner, KeptResult(tmp_path, "step-times"))
+    assert [cost.ns for cost in scaled] == [1600 * cost.rows for cost in first] and num_measured == [1]
+    now_ns = 600
+    assert kept_step_costs(runner, KeptResult(tmp_path, "step-times"))[0].ns == 600 and num_measured == [2]

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from betoken.engine.batch import Segment
 from betoken.engine.bring_up.kept import KeptResult
@@ -45,12 +45,16 @@ def measure_step_costs(
 
 
 def kept_step_costs(runner: ModelRunner, kept: KeptResult) -> list[StepCost]:
-    """As `measure_step_costs`, or as it measured at an earlier start if a forward still takes about as long."""
+    """As `measure_step_costs`, or as it measured at an earlier start unless a forward has become faster since. On a
+    machine that is busier now, the earlier times are scaled to the present time of a forward."""
     costs = [StepCost(*cost) for cost in kept.read() or ()]
     points = _points(runner)
     if points and [(cost.rows, cost.context) for cost in costs] == points:
         ns = min(_time_forward(runner, *points[0]) for _ in range(_NUM_WARM_UP + _NUM_PROBES))
-        if costs[0].ns / _USUAL_RATIO <= ns <= costs[0].ns * _USUAL_RATIO:
+        ratio = ns / costs[0].ns
+        if ratio > _USUAL_RATIO:
+            return [replace(cost, ns=round(cost.ns * ratio)) for cost in costs]
+        if ratio >= 1 / _USUAL_RATIO:
             return costs
     costs = measure_step_costs(runner)
     kept.write([astuple(cost) for cost in costs])
