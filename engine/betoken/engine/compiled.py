@@ -49,9 +49,16 @@ def trace_call(call: TensorCall, example: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def compile_traced(
-    trace: Callable[[], fx.GraphModule], example: Sequence[Tensor], options: dict[str, Any], cache_dir: Path
+    trace: Callable[[], fx.GraphModule],
+    example: Sequence[Tensor],
+    options: dict[str, Any],
+    cache_dir: Path,
+    keep: Callable[[fx.GraphModule, Any], None] | None = None,
 ) -> TensorCall:
     """Compile what `trace` returns, for any number of rows, with these options of inductor.
+
+    Args:
+        keep: called with the graph and inductor's artifact; None = the artifact is not kept.
 
     Raises:
         Exception: whatever the tracer or the compiler raises.
@@ -59,9 +66,7 @@ def compile_traced(
     import torch._inductor as inductor  # at import it looks for compilers
     from torch._inductor import config as inductor_config
 
-    name = f"inductor-{_processor_key()}"
-    folder = private_folder(cache_dir, 0 if (cache_dir / name).is_dir() else ROOM_BYTES)
-    set_inductor_cache(folder / name)
+    folder, name = _select_folder(cache_dir)
     start = time.monotonic()
     operators = trace()
     graph = _SharingGraph(operators, operators.graph)
@@ -72,11 +77,35 @@ def compile_traced(
     with exclusive(lock), torch.no_grad(), inductor_config.patch(options):
         artifact: Any = inductor.standalone_compile(graph, list(example), dynamic_shapes="from_graph")
     _LOG.info("compiled: traced in %.1f s, compiled in %.1f s", traced - start, time.monotonic() - traced)
+    if keep is not None:
+        keep(graph, artifact)
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(artifact(*tensors))
 
     return run
+
+
+def load_artifact(path: Path, options: dict[str, Any], cache_dir: Path) -> Callable[..., Any]:
+    """Load what inductor saved of a compiled function, whose arguments are the graph's tensors and then its inputs.
+
+    Raises:
+        Exception: whatever the loader raises.
+    """
+    from torch._inductor import config as inductor_config
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+    _select_folder(cache_dir)
+    with torch.no_grad(), inductor_config.patch(options):
+        return CompiledArtifact.load(path=str(path), format="binary")
+
+
+def _select_folder(cache_dir: Path) -> tuple[Path, str]:
+    """The folder of compiled code, and the name of inductor's in it, which inductor uses from now on."""
+    name = f"inductor-{_processor_key()}"
+    folder = private_folder(cache_dir, 0 if (cache_dir / name).is_dir() else ROOM_BYTES)
+    set_inductor_cache(folder / name)
+    return folder, name
 
 
 def _processor_key() -> str:

@@ -84,7 +84,7 @@ class EngineConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     """`auto`: compiled if possible (on a CPU with a C++ compiler), else eager. `on`: compiled, or fail."""
     cache_dir: Path | None = None
-    """Where compiled code is kept; None is the user's cache directory."""
+    """Folder for compiled code and packed weights; None is the user's cache directory."""
     feature_layers: Callable[[int], Sequence[int]] | None = None
     """Layers whose hidden states forwards yield, of a model with so many decoder layers; None: of none.
 
@@ -99,7 +99,7 @@ class EngineConfig:
     """Compare the loaded engine with the model's own eager forward before serving."""
     reuse_self_check: bool = False
     """On a CPU: keep the result of a comparison that passed in `cache_dir`, and skip it for equal weights, code and
-    processor as long as the logits are the same."""
+    processor as long as the logits are the same. Packed weights and the compiled forward are then reused, too."""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -115,7 +115,7 @@ class WorkerSettings(ServiceSettings):
         "", description="Name of this worker in logs, traces and metrics; default: made from role, host and pid."
     )
     cache_dir: Path | None = Field(
-        None, description="Where compiled code is kept; default: the user's cache directory."
+        None, description="Folder for compiled code and packed weights; default: the user's cache directory."
     )
     synthetic: str = Field(
         "",

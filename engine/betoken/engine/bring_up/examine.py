@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, ProbeContext
-from betoken.engine.bring_up.passed_check import PassedCheck
+from betoken.engine.bring_up.passed_check import OtherLogitsError, PassedCheck
 from betoken.engine.bring_up.self_check import eager_logits, sample_sequences
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
@@ -27,6 +27,7 @@ from betoken.engine.ranks.stage_states import states_of_all
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.weights.activations import exact_rows, rounds_rows
 from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.layers import lacks_numbers, zero_products
 
 _READ_OF_OURS = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
 _OWN_FORWARD = 0.2
@@ -71,11 +72,14 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
 
     Raises:
         ModelRefusedError: the model cannot be run this way, or hides the windows of its layers.
+        OtherLogitsError: the check did not pass before, and the model has packed weights only.
     """
     sequences = sample_sequences(info.vocab_size, info.max_context, config.max_num_batched_tokens)
     is_mixture = _any_rank(config, any(name.endswith("experts") for name, _ in model.named_modules()))
     feature_layers = _feature_layers(config, model)
     check = PassedCheck.of(config, info, feature_layers)
+    if not check.is_known and lacks_numbers(model):
+        raise OtherLogitsError("the model was not checked with these settings")
     expected: list[Tensor] = []
     with refusing(model):
         if _any_rank(config, config.self_check and not check.is_known):
@@ -145,7 +149,7 @@ def _probe(
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
-    with refusing(model):
+    with refusing(model), zero_products(model):
         wanted: dict[str, Any] = {"output_hidden_states": list(feature_layers)} if feature_layers else {}
         output = model(input_ids=ids, position_ids=positions, use_cache=False, **wanted, **{CONTEXT_KEYWORD: context})
     if feature_layers:

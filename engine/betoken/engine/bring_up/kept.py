@@ -40,8 +40,7 @@ class KeptResult:
 
     def __init__(self, cache_dir: Path | None, kind: str, *key: object) -> None:
         """`key`: what the result depends on besides code, versions, processor and number of threads."""
-        parts = json.dumps([_software(), _processor(), torch.get_num_threads(), *key], sort_keys=True, default=str)
-        name = f"{kind}-{hashlib.sha256(parts.encode()).hexdigest()[:32]}.json"
+        name = f"{kind}-{machine_key(torch.get_num_threads(), *key)}.json"
         self._path = private_folder(cache_dir or user_cache_dir()) / "kept" / name
 
     def read(self) -> Any:
@@ -68,6 +67,12 @@ class KeptResult:
         """Remove the result."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def machine_key(*key: object) -> str:
+    """32 hex digits of a hash of `key`, code, versions and processor."""
+    parts = json.dumps([_software(), _processor(), *key], sort_keys=True, default=str)
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
 @lru_cache(maxsize=1)

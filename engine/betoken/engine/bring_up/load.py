@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined, examine, refusing
+from betoken.engine.bring_up.packed_file import find_packed, keep_packed
 from betoken.engine.bring_up.passed_check import OtherLogitsError
 from betoken.engine.bring_up.prepare import num_waiting, page_bytes, prepare, snapshot_bytes, state_table, within_pages
 from betoken.engine.bring_up.self_check import (
     check_against_eager,
-    digest_of_logits,
     distances,
     find_row_dependence,
     find_stock_product,
@@ -51,7 +51,7 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
     report = progress or _unheard
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
-        return runner_of(config, *load_part(config, report), report)
+        return runner_of(config, *load_part(config, report, find_packed(config)), report)
     except OtherLogitsError as error:
         _LOG.warning("the check at load is repeated: %s", str(error))  # the text only: see `runner_of`
     if config.ranks is not None:
@@ -114,9 +114,10 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         _compile(config, runner, examined)
     if dependence is not None and not runner.is_compiled:
         raise ModelRefusedError(f"rows are not independent: {dependence}")  # compiled rows were checked afresh
+    runner.logits_digest = examined.check.logits_digest(runner)
     if dependence is None and (runner.is_compiled or config.compile == "off" or not runner.can_compile):
         examined.check.keep()  # a model that could not be compiled is tried again
-    runner.logits_digest = digest_of_logits(runner)
+        keep_packed(config, model, info.weights_fingerprint)
     runner.weight_bytes, runner.state_bytes = weight_bytes(model), forward.state_bytes
     runner.snapshot_bytes = snapshot_bytes(examined)
     runner.kv_bytes = num_pages * page_bytes(config, examined)
@@ -141,7 +142,8 @@ def weight_bytes(model: Any) -> int:
 def _check(config: EngineConfig, runner: ModelRunner, examined: Examined) -> str | None:
     """Raise the reason of a refusal; return how rows depend on each other if compiling may fix it."""
     if examined.check.is_known:
-        examined.check.compare(runner, examined.sequences)
+        if runner.is_compiled or not runner.can_compile or config.compile == "off":  # else once it is compiled
+            examined.check.compare(runner, examined.sequences)
         return None
     with exact_rows_of_all(examined.model, config.ranks):
         check_against_eager(runner, examined.sequences, examined.expected, examined.is_mixture)
@@ -180,6 +182,8 @@ def _compile(config: EngineConfig, runner: ModelRunner, examined: Examined) -> N
     if config.compile == "on":
         raise ModelRefusedError(f"the model cannot be compiled: {reason}")
     _LOG.warning("the model runs eagerly, which is slower: %s", reason)
+    if config.self_check and examined.check.is_known:
+        examined.check.compare(runner, examined.sequences)
 
 
 def _find_fault(runner: ModelRunner, examined: Examined) -> str | None:

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from betoken.engine.bring_up.kept import KeptResult
-from betoken.engine.bring_up.self_check import forward_together
+from betoken.engine.bring_up.kept import KeptResult, machine_key
+from betoken.engine.bring_up.self_check import digest_of_logits, forward_together
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu.kept_code import KeptCode
 from betoken.engine.errors import EngineError
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.runner import ModelRunner
+from betoken.kernels.code_folder import user_cache_dir
 
 
 class OtherLogitsError(EngineError):
@@ -24,9 +26,9 @@ class OtherLogitsError(EngineError):
 class PassedCheck:
     """Checks that passed at an earlier start or pass now."""
 
-    def __init__(self, kept: KeptResult | None) -> None:
-        """`kept`: where results are kept; None = nowhere."""
-        self._kept = kept
+    def __init__(self, kept: KeptResult | None, code: KeptCode | None = None) -> None:
+        """`kept`: where results are kept; None = nowhere. `code`: file of the compiled forward."""
+        self._kept, self._code = kept, code
         self._before: dict[str, str] = (kept.read() if kept is not None else None) or {}
         self._now: dict[str, str] = {}
 
@@ -39,12 +41,21 @@ class PassedCheck:
         options = [config.compile != "off", config.batch_invariant, config.max_num_batched_tokens, config.page_size]
         key = [info.weights_fingerprint, info.dtype, config.activations, info.max_context, *options]
         key.append(list(feature_layers))
-        return cls(KeptResult(config.cache_dir, "self-check", *key))
+        kept, code = KeptResult(config.cache_dir, "self-check", *key), None
+        if config.ranks is None:
+            code = KeptCode(config.cache_dir or user_cache_dir(), machine_key("forward", torch.get_num_threads(), *key))
+        return cls(kept, code)
 
     @property
     def is_known(self) -> bool:
         """Whether it passed before."""
         return bool(self._before)
+
+    def code(self) -> KeptCode | None:
+        """File of the compiled forward; None = not kept. It is only read if the check of its logits is known."""
+        if self._code is not None:
+            self._code.is_readable = self.is_known
+        return self._code
 
     def compare(self, runner: ModelRunner, sequences: list[list[int]]) -> None:
         """Compare the runner's logits with the checked logits.
@@ -61,6 +72,16 @@ class PassedCheck:
         """Note that the runner, as it runs now, has passed."""
         if self._kept is not None:
             self._now[_way(runner)] = _digest(runner, sequences)
+
+    def logits_digest(self, runner: ModelRunner) -> str:
+        """See `digest_of_logits`; of the earlier start if the check is known."""
+        name = f"{_way(runner)} digest"
+        if name in self._before:
+            return self._before[name]
+        digest = digest_of_logits(runner)
+        if self._now:
+            self._now[name] = digest
+        return digest
 
     def keep(self) -> None:
         """Keep what has passed, once all of the check has."""

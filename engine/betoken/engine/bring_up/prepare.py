@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined
+from betoken.engine.bring_up.passed_check import OtherLogitsError
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.forward import CpuForward
 from betoken.engine.cuda.prepare import prepare_cuda
@@ -24,7 +25,7 @@ from betoken.engine.state_pool import StatePool
 from betoken.engine.state_table import StateTable
 from betoken.engine.step import wrap_linears
 from betoken.engine.weights.checkpoint import Progress
-from betoken.engine.weights.layers import linear_paths, replace_linears
+from betoken.engine.weights.layers import lacks_numbers, linear_paths, replace_linears
 from betoken.kernels.cpu import CPU_DTYPES, CpuKernels, load_cpu_kernels
 
 _LOG = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
 
     Raises:
         ModelRefusedError: the device's memory is too small, or it multiplies a row differently in other company.
+        OtherLogitsError: the model has packed weights only, and the kernels that read them are not available.
         CompiledModelRefusedError: the model was to be compiled and cannot be, or not be made ready so.
     """
     model, shapes, max_context = examined.model, examined.shapes, examined.info.max_context
@@ -102,6 +104,8 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     forward: Forward
     if kernels is None and config.ranks is not None:
         raise ModelRefusedError("ranks: this model runs by the references here, which cannot be split")
+    if kernels is None and lacks_numbers(model):
+        raise OtherLogitsError("the CPU kernels cannot read the packed weights")
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
         forward = ReferenceForward(model, pool, num_pages, examined.feature_layers, states)
@@ -109,7 +113,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         kernels.set_num_threads(config.num_threads or torch.get_num_threads())
         report = partial(_report_packing, progress)
         report(0.0)
-        forward = CpuForward(model, kernels, pool, examined.feature_layers, states, report)
+        forward = CpuForward(model, kernels, pool, examined.feature_layers, states, report, examined.check.code())
     wrap_linears(model, linears, config.wrap_linear, forward.step)
     return forward, num_pages
 

@@ -4,6 +4,7 @@ Inductor generates the arithmetic between them, on the calling thread alone.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 
 from betoken.engine.compiled import TensorCall, compile_traced, constant_of, trace_call
 from betoken.engine.cpu.grouped_linear import PackedGroupedLinear
+from betoken.engine.cpu.kept_code import KeptCode, join
 from betoken.engine.cpu.row_linear import PackedLinear
 from betoken.kernels.build import BuildError
 from betoken.kernels.cpu import GROUP_COLUMNS, grouped
@@ -20,7 +22,7 @@ _OPS: Any = torch.ops.betoken
 _Packed = PackedLinear | PackedGroupedLinear
 _PACKED = (PackedLinear, PackedGroupedLinear)
 
-_OPTIONS = {
+COMPILE_OPTIONS = {
     "cpp.threads": 1,
     "size_asserts": False,
     "nan_asserts": False,
@@ -29,12 +31,18 @@ _OPTIONS = {
     # Precompiled headers are always in /tmp: each container made 147 MB again, and used none of it.
     "cpp_cache_precompile_headers": False,
 }
+"""Options of inductor."""
 
 
-def compile_call(call: TensorCall, example: Sequence[Tensor], model: Any, cache_dir: Path) -> TensorCall:
+def compile_call(
+    call: TensorCall, example: Sequence[Tensor], model: Any, cache_dir: Path, kept: KeptCode | None = None
+) -> TensorCall:
     """Trace `call` on `example` (see `trace_call`) and compile it for any number of rows.
 
     The thread must have begun the example's step. Joined weights replace the separate ones in `model`.
+
+    Args:
+        kept: file that takes the code for a later start; None = not kept.
 
     Raises:
         Exception: whatever the tracer or the compiler raises for a model they cannot take.
@@ -47,7 +55,8 @@ def compile_call(call: TensorCall, example: Sequence[Tensor], model: Any, cache_
         return graph
 
     try:
-        return compile_traced(trace, example, _OPTIONS, cache_dir)
+        keep = None if kept is None else partial(kept.keep, model)
+        return compile_traced(trace, example, COMPILE_OPTIONS, cache_dir, keep)
     except Exception as error:
         for path in (str(cache_dir.absolute()), torch.__path__[0]):
             if " " in path:  # unquoted on the compiler's command line, so its complaint names pieces of it
@@ -102,20 +111,14 @@ def _format_of(module: _Packed) -> tuple[int, ...]:
 
 
 def _join(graph: fx.GraphModule, source: fx.Node, nodes: list[fx.Node], modules: list[_Packed], name: str) -> None:
-    joined = torch.cat([module.packed for module in modules])
-    start = 0
-    for module in modules:  # the eager path reads the same memory
-        end = start + module.packed.numel()
-        module.packed = joined[start:end]
-        start = end
-    graph.register_buffer(name, joined)
-    biases: list[Tensor] = [module.bias for module in modules if module.bias is not None]
-    if biases:
-        graph.register_buffer(f"{name}_bias", torch.cat(biases))
+    graph.register_buffer(name, join(modules, "packed"))
+    has_bias = modules[0].bias is not None
+    if has_bias:
+        graph.register_buffer(f"{name}_bias", join(modules, "bias"))
     last_dim = source.meta["val"].dim() - 1
     num_outputs = sum(module.num_outputs for module in modules)
     with graph.graph.inserting_before(nodes[0]):
-        bias = graph.graph.get_attr(f"{name}_bias") if biases else None
+        bias = graph.graph.get_attr(f"{name}_bias") if has_bias else None
         product = graph.graph.call_function(
             cast(Any, nodes[0].target), (source, graph.graph.get_attr(name), bias, num_outputs, *_format_of(modules[0]))
         )

@@ -14,9 +14,10 @@ from torch import Tensor
 from betoken.engine.attention import Scoring
 from betoken.engine.batch import Batch, Segment, build_batch
 from betoken.engine.compiled import EXAMPLE_LOGITS, EXAMPLE_ROWS
-from betoken.engine.cpu.compiled import compile_call
+from betoken.engine.cpu.compiled import COMPILE_OPTIONS, compile_call
 from betoken.engine.cpu.experts import BareProducts, use_packed_experts
 from betoken.engine.cpu.grouped_linear import pack_grouped_layers
+from betoken.engine.cpu.kept_code import KeptCode
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
 from betoken.engine.cpu.row_linear import PackedLinear
 from betoken.engine.errors import ModelRefusedError
@@ -119,11 +120,13 @@ class CpuForward:
         feature_layers: Sequence[int] = (),
         states: StatePool | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
+        kept_code: KeptCode | None = None,
     ) -> None:
         """The pool's last page is the scratch page: it belongs to no sequence.
 
         Args:
             progress: called with the fraction of quantised layers packed so far.
+            kept_code: file of the compiled forward; None = not kept.
 
         Raises:
             ModelRefusedError: the model has states, and the kernels over them cannot be built.
@@ -146,6 +149,7 @@ class CpuForward:
         self._calls = ModelCallStack(model, feature_layers)
         self._is_settled = False
         self._compiled: ModelCall | None = None
+        self._kept_code = kept_code
 
     @property
     def is_compiled(self) -> bool:
@@ -179,12 +183,17 @@ class CpuForward:
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`."""
+        if self._kept_code is not None and (found := self._kept_code.load(self._model, COMPILE_OPTIONS, cache_dir)):
+            self._compiled = found
+            return
         scratch = [self._pool.num_pages - 1] * -(-EXAMPLE_ROWS // self._pool.page_size)
         example = build_batch(
             [Segment(scratch, 0, [0] * EXAMPLE_ROWS, EXAMPLE_LOGITS)], self._pool.page_size, EXAMPLE_ROWS
         )
         self(example)  # packs what no linear layer owns, which a tracer could not
-        self._compiled = compile_call(self._calls.traceable, self._begin(example), self._model, cache_dir)
+        self._compiled = compile_call(
+            self._calls.traceable, self._begin(example), self._model, cache_dir, self._kept_code
+        )
 
     def run_eagerly(self) -> None:
         """See `Forward`."""

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from betoken.engine.weights.layers import GROUPED_LAYERS, GroupedLinear
+from betoken.engine.weights.layers import GROUPED_LAYERS, GroupedEmbedding, GroupedLinear, key_of
 from betoken.engine.weights.memory import give_back
 from betoken.kernels.cpu import CpuKernels
-from betoken.kernels.cpu.grouped import PackedWeight
+from betoken.kernels.cpu.grouped import PackedGrouped, PackedWeight
+from betoken.kernels.linear_grouped import Grouped
 
 
 class PackedGroupedLinear(nn.Module):
@@ -18,6 +19,8 @@ class PackedGroupedLinear(nn.Module):
 
     def __init__(self, weight: PackedWeight, layer: GroupedLinear) -> None:
         super().__init__()
+        self.source = layer.grouped.described()
+        """Format of the weight, without its numbers."""
         bias, order = layer.bias, layer.grouped.order
         self.order: Tensor | None
         self.register_buffer("order", order, persistent=False)
@@ -42,10 +45,12 @@ class PackedGroupedLinear(nn.Module):
 class PackedGroupedEmbedding(nn.Module):
     """Rows of a table in the kernel's layout, which an output layer may share, times a number."""
 
-    def __init__(self, weight: PackedWeight, dtype: torch.dtype, scale: float) -> None:
+    def __init__(self, weight: PackedWeight, layer: GroupedEmbedding) -> None:
         super().__init__()
-        self.scale = scale
-        self.shape, self.format, self.dtype = (weight.num_outputs, weight.num_inputs), weight.code, dtype
+        self.source = layer.grouped.described()
+        """Format of the weight, without its numbers."""
+        self.scale = layer.scale
+        self.shape, self.format, self.dtype = (weight.num_outputs, weight.num_inputs), weight.code, layer.dtype
         self.packed: Tensor
         self.register_buffer("packed", weight.data, persistent=False)
 
@@ -67,19 +72,26 @@ def pack_grouped_layers(
     layers = {path: module for path, module in model.named_modules() if isinstance(module, GROUPED_LAYERS)}
     if layers:
         kernels.load_grouped()
-    num_users = Counter(layer.grouped.values.data_ptr() for layer in layers.values())
+    num_users = Counter(key_of(layer.grouped) for layer in layers.values())
     packed: dict[int, PackedWeight] = {}
     num_layers = len(layers)
     while layers:
         progress(1 - len(layers) / num_layers)
         path, layer = layers.popitem()
-        key = layer.grouped.values.data_ptr()
-        weight = packed[key] if key in packed else PackedWeight.of(layer.grouped)
+        key = key_of(layer.grouped)
+        weight = packed[key] if key in packed else _packed(layer.grouped)
         if num_users[key] > 1:
             packed[key] = weight
         if isinstance(layer, GroupedLinear):
             model.set_submodule(path, PackedGroupedLinear(weight, layer))
         else:
-            model.set_submodule(path, PackedGroupedEmbedding(weight, layer.dtype, layer.scale))
+            model.set_submodule(path, PackedGroupedEmbedding(weight, layer))
         del layer, weight
         give_back()
+
+
+def _packed(weight: Grouped) -> PackedWeight:
+    """Pack a weight unless an earlier start has."""
+    if isinstance(weight, PackedGrouped) and weight.packed is not None:
+        return weight.packed
+    return PackedWeight.of(weight)

@@ -3,6 +3,8 @@
 They run by the torch reference; a forward puts its own kernels' layers in their place. They know no formats.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,8 +26,12 @@ class _GroupedLayer(nn.Module):
         self.grouped = weight
         self.rounds_rows = False
         """Whether the layer's product rounds its rows to int8."""
+        self.yields_zeros = False
+        """Whether the layer returns zeros, for a forward that only shows shapes."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self.grouped.values.is_meta:
+            return cast(Any, super())._apply(fn, recurse)
         # Stored as bytes: `fn` may ask for another dtype, which a format's numbers do not have.
         tensors: dict[str, Any] = self.grouped.tensors()
         moved = {
@@ -48,6 +54,9 @@ class GroupedLinear(_GroupedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], dtype of x or float32."""
+        if self.yields_zeros:
+            dtype = torch.float32 if self.keeps_sums else x.dtype
+            return x.new_zeros(*x.shape[:-1], self.grouped.shape[0], dtype=dtype)
         rows, weight = x.reshape(-1, x.shape[-1]).contiguous(), self.grouped
         bias: Tensor | None = self.bias
         if self.rounds_rows:
@@ -67,6 +76,8 @@ class GroupedEmbedding(_GroupedLayer):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., K]."""
+        if self.yields_zeros:
+            return torch.zeros(*ids.shape, self.grouped.num_inputs, dtype=self.dtype, device=ids.device)
         rows = self.grouped.rows(ids.reshape(-1)).dequantised().to(self.dtype).reshape(*ids.shape, -1)
         return rows if self.scale == 1 else rows * self.scale
 
@@ -127,21 +138,39 @@ def scale_of(layer: Any, dtype: torch.dtype) -> float | None:
 GROUPED_LAYERS = (GroupedLinear, GroupedEmbedding)
 
 
+def key_of(weight: Grouped) -> int:
+    """Identifies the memory of a weight, which tied layers share."""
+    return id(weight) if weight.values.is_meta else weight.values.data_ptr()
+
+
+def lacks_numbers(model: nn.Module) -> bool:
+    """Whether a grouped layer of a model only describes its weight."""
+    return any(module.grouped.values.is_meta for module in model.modules() if isinstance(module, _GroupedLayer))
+
+
+@contextmanager
+def zero_products(model: nn.Module) -> Iterator[None]:
+    """Let grouped layers return zeros meanwhile: their references take seconds for a large model."""
+    layers = [module for module in model.modules() if isinstance(module, _GroupedLayer)]
+    for layer in layers:
+        layer.yields_zeros = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.yields_zeros = False
+
+
 def grouped_bytes(model: nn.Module) -> int:
     """Bytes of the grouped weights of a model, each counted once."""
-    tensors = {
-        tensor.data_ptr(): tensor.nbytes
-        for module in model.modules()
-        if isinstance(module, _GroupedLayer)
-        for tensor in module.grouped.tensors().values()
-    }
-    return sum(tensors.values())
+    layers = [module.grouped for module in model.modules() if isinstance(module, _GroupedLayer)]
+    return sum({key_of(weight): weight.num_bytes for weight in layers}.values())
 
 
 def num_grouped(model: nn.Module) -> int:
     """Weights that the grouped layers of a model stand for, each counted once."""
     layers = [module.grouped for module in model.modules() if isinstance(module, _GroupedLayer)]
-    counts = {weight.values.data_ptr(): weight.shape[0] * weight.shape[1] for weight in layers}
+    counts = {key_of(weight): weight.shape[0] * weight.shape[1] for weight in layers}
     return sum(counts.values())
 
 

@@ -1,7 +1,7 @@
 """Load a checkpoint as an unmodified transformers model, and say what it is. It knows no pages or batches."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,10 +26,12 @@ from betoken.engine.weights.experts import use_grouped_experts
 from betoken.engine.weights.language_model import check_whole, is_multimodal, media_token_ids, model_class_of
 from betoken.engine.weights.layers import ExpertWeights, GroupedLinear, num_grouped, output_width
 from betoken.engine.weights.mask_token import mask_token_of
+from betoken.engine.weights.packed import FindPacked, use_packed
 from betoken.engine.weights.plausible import check_sizes
 from betoken.engine.weights.quantized import select_loading
 from betoken.engine.weights.sources import Source, open_source
 from betoken.engine.weights.stored import ModelSplit
+from betoken.kernels.cpu.grouped import PackedGrouped
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,11 +48,14 @@ _READ_FROM, _READ_UNTIL = 0.05, 0.2
 """Where in loading weights are read, as fractions."""
 
 
-def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | None = None) -> tuple[Any, ModelInfo]:
+def load_model(
+    config: EngineConfig, progress: Progress, split: ModelSplit | None = None, find_packed: FindPacked | None = None
+) -> tuple[Any, ModelInfo]:
     """The model in eval mode on its device with our attention selected, and its description.
 
     Args:
         split: selects a part of the weights; None = the whole model.
+        find_packed: finds packed weights to use instead of the checkpoint's; not with `split`.
 
     Raises:
         ModelRefusedError: with the reason.
@@ -83,9 +88,9 @@ def load_model(config: EngineConfig, progress: Progress, split: ModelSplit | Non
     if config.quantize is not None:
         fingerprint += f":{config.quantize}"
     progress("loading weights", _READ_FROM)
-    model = _load_weights(source, model_config, config, progress, split)
+    model = _load_weights(source, model_config, config, progress, split, find_packed and find_packed(fingerprint))
     num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)
-    num_parameters += 0 if split is None else split.num_elsewhere(model)
+    num_parameters += split.num_elsewhere(model) if split else 0
     vocab_size = output_width(model.get_output_embeddings())
     defaults = generation_defaults(source.path, model, vocab_size)
     info = ModelInfo(
@@ -151,7 +156,12 @@ def _keep_first_layers(text_config: Any, num_layers: int) -> None:
 
 
 def _load_weights(
-    source: Source, model_config: Any, config: EngineConfig, progress: Progress, split: ModelSplit | None
+    source: Source,
+    model_config: Any,
+    config: EngineConfig,
+    progress: Progress,
+    split: ModelSplit | None,
+    packed: Mapping[str, PackedGrouped] | None,
 ) -> Any:
     family = family_of(model_config.model_type)
     register_attention()
@@ -161,11 +171,12 @@ def _load_weights(
         "attn_implementation": "eager" if family.is_loaded_eagerly else ATTENTION_NAME,
         "output_loading_info": True,
     }
+    narrow = use_packed(packed) if packed else None if split is None else split.narrow
     try:
         tell = partial(_log_progress, config, progress)
         select_loading(model_config, config, source.path, tell)
         with _quiet_about_other_layers(config.num_layers is not None):
-            model, report = source.load(model_config, keywords, tell, None if split is None else split.narrow)
+            model, report = source.load(model_config, keywords, tell, narrow)
     except ModelRefusedError:
         raise
     except Exception as error:  # the model's own code may raise anything

@@ -6,7 +6,7 @@ It knows which files say what; `loading` what is asked of a model.
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,6 +129,8 @@ class GgufSource:
 
     name: str
     header: GgufHeader
+    _texts: list[str] = field(default_factory=list, compare=False, repr=False)
+    """The tokenizer's text once it was read, which takes a second for a large vocabulary."""
 
     @property
     def path(self) -> Path:
@@ -153,7 +155,9 @@ class GgufSource:
 
     def tokenizer_text(self) -> str:
         """See `Source`."""
-        return read_tokenizer(self.header).text
+        if not self._texts:
+            self._texts.append(read_tokenizer(self.header).text)
+        return self._texts[0]
 
     def load(
         self,

@@ -51,6 +51,13 @@ class PackedWeight:
         return cls(data, *weight.shape, code)
 
 
+@dataclass(frozen=True, slots=True)
+class PackedGrouped(Grouped):
+    """A weight whose numbers exist in the kernels' layout only; its own tensors are on the meta device."""
+
+    packed: PackedWeight | None = None
+
+
 def pack_experts(weight: Grouped, num: int) -> PackedWeight:
     """The weights of `num` experts, [E * N, K] one below the other, for `expert_linear_grouped`: data [E, bytes]."""
     num_outputs = weight.shape[0] // num

@@ -131,16 +131,23 @@ class Grouped:
         copies: dict[str, Any] = {name: tensor.clone() for name, tensor in found.tensors().items() if name != "order"}
         return replace(found, **copies)
 
+    def described(self) -> "Grouped":
+        """The weight without its numbers: its tensors, except `order`, are on the meta device."""
+        shapes: dict[str, Any] = {name: tensor.to("meta") for name, tensor in self.tensors().items() if name != "order"}
+        return replace(self, **shapes)
+
     def dequantised(self) -> Tensor:
         """[N, K] float32: the numbers that it stands for."""
-        codes = self._codes() - self.zero
+        numbers = self._codes()  # changed in place: new memory takes longer than the arithmetic
+        if self.zero:
+            numbers.sub_(self.zero)
         if self.zeros is not None:
-            codes = codes - self._spread(self.zeros)
-        numbers = codes * self._spread(_in_units(self.scales, self.scale_units, self.group))
+            numbers.sub_(self._spread(self.zeros))
+        numbers.mul_(self._spread(_in_units(self.scales, self.scale_units, self.group)))
         if self.offsets is not None:
-            numbers = numbers + self._spread(_in_units(self.offsets, self.offset_units, self.group))
+            numbers.add_(self._spread(_in_units(self.offsets, self.offset_units, self.group)))
         if self.kind in FACTORS:
-            numbers = numbers * FACTORS[self.kind]
+            numbers.mul_(FACTORS[self.kind])
         return numbers if self.order is None else torch.empty_like(numbers).index_copy_(1, self.order.long(), numbers)
 
     def slices(self) -> Iterator["Grouped"]:
@@ -151,19 +158,19 @@ class Grouped:
             yield self.rows(slice(start, start + step))
 
     def _codes(self) -> Tensor:
-        """[N, K] float32."""
+        """[N, K] float32, in new memory."""
         if self.kind in BYTE_DTYPES:
             return self.values.float()
         codes = unpack(self.values, VALUE_BITS[self.kind], self.num_inputs)
         if self.high is not None:
             codes = codes | unpack(self.high, HIGH_BITS[self.kind], self.num_inputs) << VALUE_BITS[self.kind]
         if self.kind in TABLES:
-            return torch.tensor(TABLES[self.kind], device=codes.device)[codes.int()]
+            return torch.tensor(TABLES[self.kind], dtype=torch.float32, device=codes.device)[codes.int()]
         return codes.float()
 
     def _spread(self, by_group: Tensor) -> Tensor:
         """[N, G] -> [N, K] float32."""
-        return by_group.float().repeat_interleave(self.group, dim=1)[:, : self.num_inputs]
+        return _repeated(by_group.float(), self.group)[:, : self.num_inputs]
 
 
 Weight = Tensor | Grouped
@@ -212,4 +219,9 @@ def in_order(x: Tensor, weight: Grouped) -> tuple[Tensor, Grouped]:
 def _in_units(numbers: Tensor, units: Tensor | None, group: int) -> Tensor:
     if units is None:
         return numbers.float()
-    return numbers.float() * units.float().repeat_interleave(UNIT_INPUTS // group, dim=1)[:, : numbers.shape[1]]
+    return numbers.float() * _repeated(units.float(), UNIT_INPUTS // group)[:, : numbers.shape[1]]
+
+
+def _repeated(numbers: Tensor, count: int) -> Tensor:
+    """[N, G] -> [N, G * count], each number `count` times; `repeat_interleave` takes several times as long."""
+    return numbers[..., None].expand(*numbers.shape, count).flatten(1)
