@@ -17,7 +17,7 @@ from betoken.v1 import generation_pb2_grpc
 parser = argparse.ArgumentParser()
 NAMES = (
     "host port ready-file verify draft tokenizer model dtype compile threads drafters attached-drafters"
-    " early-exit-model target-tokenizer lookahead-model medusa eagle3 dflash gemma4-assistant"
+    " early-exit-model target-tokenizer lookahead-model medusa eagle3 dflash pard gemma4-assistant"
     " tls-cert-file tls-key-file router router-tls-ca-file router-tls-server-name"
 )
 for name in NAMES.split():

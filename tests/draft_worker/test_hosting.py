@@ -190,7 +190,6 @@ def test_more_layers_than_the_model_has_stop_the_worker(tiny, tmp_path):
             {"drafters": ("lookahead",), "lookahead_window": 100},
             "--lookahead-window = 100 with --lookahead-ngram-size = 5: 400 rows .* --max-num-batched-tokens = 256",
         ),
-        ({"min_ngram": 0}, "min_ngram"),
         ({"drafters": ("ngram",), "model": "", "revision": "v1"}, "--revision = 'v1': belongs to --model"),
     ],
 )

@@ -1,8 +1,11 @@
 """The tiny pair with whatever can be attached to its target: n-grams, fitted Medusa heads, a random EAGLE-3 layer."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from scipy import stats
 
 from betoken.client import AsyncClient, Completion, Sampling, Speculation
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
@@ -44,3 +47,29 @@ async def answers(
 
 def reported(completions: list[Completion]) -> list[object]:
     return [(one.output_ids, [token.logprobs for token in one.tokens]) for one in completions]
+
+
+async def assert_distributed_as_plain(client: AsyncClient, speculation: Speculation, num_samples: int) -> None:
+    """The first two tokens over many seeds, by rejection and without drafts. The second is of the first draft."""
+    plain, drafted = [await _sampled(client, num_samples, how) for how in (Speculation(off=True), speculation)]
+    pairs = sorted(plain.keys() | drafted.keys())
+    assert len(pairs) > 4
+    assert plain != drafted, "drafts choose tokens"
+    assert stats.chi2_contingency([[counts[pair] for pair in pairs] for counts in (plain, drafted)]).pvalue > 1e-3
+
+
+async def _sampled(client: AsyncClient, num_samples: int, speculation: Speculation) -> Counter[tuple[int, int]]:
+    """How often each pair of tokens begins an answer."""
+    counts: Counter[tuple[int, int]] = Counter()
+    num_accepted = 0
+    for start in range(0, num_samples, 60):
+        samplings = [
+            Sampling(temperature=0.8, top_k=4, seed=seed, max_new_tokens=3, ignore_eos=True)
+            for seed in range(start, start + 60)
+        ]
+        waiting = [client.complete([5, 6, 7, 5], sampling=one, speculation=speculation) for one in samplings]
+        for answer in await asyncio.gather(*waiting):
+            counts[answer.output_ids[:2]] += 1
+            num_accepted += answer.speculation.num_accepted_tokens
+    assert (num_accepted == 0) == bool(speculation.off)
+    return counts

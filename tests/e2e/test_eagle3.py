@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
-from betoken.client import AsyncClient, InvalidArgumentError, Sampling, Speculation, VerificationMode
+from betoken.client import InvalidArgumentError, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.fused import drafter as fused
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
-from tests.e2e.attached import PROMPTS, answers, reported, save_eagle3
+from tests.e2e.attached import PROMPTS, answers, assert_distributed_as_plain, reported, save_eagle3
 from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
 
 SHAPES = ((None, 4), (8, 1), (None, 1), (1, 4), (4, 4))
@@ -65,20 +64,6 @@ async def test_a_layer_of_the_first_generation_drafts(tmp_path: Path) -> None:
         assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
 
 
-async def test_parallel_eagle_layers_give_the_plain_tokens(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "target_hidden_size": 32, "vocab_size": VOCAB_SIZE, "draft_vocab_size": 200}
-    shape = tiny_shape(**sizes, state_layers=(0, 1, 1), num_layers=2, mask_token_id=VOCAB_SIZE - 1)
-    verify = save_all(tmp_path, "eagle3") | {"num_pages": 24, "max_context": 200}
-    save_layer(tmp_path / "eagle3", tiny_layer(shape, spread=0.4), "speculators")
-    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
-        plain = await answers(client, Speculation(off=True), 0.8)
-        for num_draft_tokens in (None, 4):
-            drafted = await answers(client, Speculation("eagle3", num_draft_tokens=num_draft_tokens), 0.8)
-            assert reported(drafted) == reported(plain)
-        assert {token.source for one in drafted for token in one.tokens if token.source} == {"eagle3"}
-        await until_all_pages_are_free(client)
-
-
 async def test_modes_with_eagle3_repeat_whatever_is_cached(tmp_path: Path) -> None:
     """The layer's state of a text does not depend on the content of the worker's pages."""
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
@@ -97,27 +82,7 @@ async def test_rejection_with_the_layers_own_probabilities_keeps_the_targets_dis
     """The first token comes with the prompt, the second is of the first draft."""
     rejection = Speculation("eagle3", num_draft_tokens=3, mode=VerificationMode.REJECTION)
     async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
-        plain = await sampled(client, 600, Speculation(off=True))
-        drafted = await sampled(client, 600, rejection)
-    pairs = sorted(plain.keys() | drafted.keys())
-    table = [[counts[pair] for pair in pairs] for counts in (plain, drafted)]
-    assert len(pairs) > 4
-    assert plain != drafted, "drafts choose tokens"
-    assert stats.chi2_contingency(table).pvalue > 1e-3
-
-
-async def sampled(client: AsyncClient, count: int, speculation: Speculation) -> Counter[tuple[int, int]]:
-    """How often each pair of tokens begins an answer."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for start in range(0, count, 60):
-        samplings = [
-            Sampling(temperature=0.8, top_k=4, seed=seed, max_new_tokens=3, ignore_eos=True)
-            for seed in range(start, start + 60)
-        ]
-        waiting = [client.complete([5, 6, 7, 5], sampling=one, speculation=speculation) for one in samplings]
-        for answer in await asyncio.gather(*waiting):
-            counts[answer.output_ids[:2]] += 1
-    return counts
+        await assert_distributed_as_plain(client, rejection, 600)
 
 
 async def test_a_worker_without_the_layer_goes_on_with_the_same_tokens(tmp_path: Path) -> None:

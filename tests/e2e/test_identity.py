@@ -38,11 +38,11 @@ FURTHER = [
 ]
 """Cells whose drafters, lengths, temperatures and services occur in other cells, too."""
 PARALLEL = [
-    "float32-t0-pard-k8-c1",
-    "float32-t0-pard-k1-c8",
-    "float32-t0.8-pard-k4-c8",
-    "float32-t0.8-pard_tree-k8-c8",
-    "bfloat16-t0.8-pard-k4-c8-preemption",
+    "float32-t0-model_pard-k8-c1",
+    "float32-t0-model_pard-k1-c8",
+    "float32-t0.8-model_pard-k4-c8",
+    "float32-t0.8-model_pard_tree-k8-c8",
+    "bfloat16-t0.8-model_pard-k4-c8-preemption",
 ]
 """Cells of a PARD model, which was not trained as one."""
 

@@ -173,6 +173,7 @@ def test_a_required_option_that_is_missing_says_what_it_means(capsys: pytest.Cap
         (VerifyWorkerSettings, "--model m --page-size 8"),
         (VerifyWorkerSettings, "--model m --eagle3-depth 4"),
         (VerifyWorkerSettings, "--model m --max-ngram 4"),
+        (VerifyWorkerSettings, "--model m --min-ngram 4"),
     ],
 )
 def test_a_removed_option_is_not_recognized(settings: Any, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 from betoken.common.errors import FailedPreconditionError
 from betoken.common.tokenizer_json import tokenizer_difference
 from betoken.draft_worker.settings import DraftWorkerSettings
+from betoken.drafters.host.models import load_model
 from betoken.drafters.model import TARGET_TOKENIZER
 from betoken.drafters.registry import SPECS
 from betoken.drafters.shared_pages import SharedPages
-from betoken.engine.bring_up.load import load_runner
 from betoken.engine.bring_up.ranks import start_ranks
 from betoken.engine.config import EngineConfig
-from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
@@ -50,7 +49,8 @@ class ModelHost:
         infos = [runner.info for runner in self.runners if runner.info.tokenizer_hash]
         if len({info.tokenizer_hash for info in infos}) > 1:
             names = " and ".join(info.model_id for info in infos)
-            options = dict.fromkeys(need for spec in SPECS.values() if spec.runs_model for need in spec.needs)
+            specs = [spec for spec in SPECS.values() if spec.runs_model and spec.can_host]
+            options = dict.fromkeys(need for spec in specs for need in spec.needs)
             raise FailedPreconditionError(f"{', '.join(map(_flag, options))}: {names} have different tokenizers")
         return infos[0].tokenizer_hash if infos else ""
 
@@ -82,18 +82,14 @@ class ModelHost:
         key = (_place(model), num_layers)
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
-            which = {"model": model, "revision": revision, "num_layers": num_layers}
+            which: dict[str, Any] = {"model": model, "revision": revision, "num_layers": num_layers}
             if (most := self._max_uncommitted()) is not None:
                 which["max_uncommitted"] = most
             config = EngineConfig(**settings.engine_options() | which)
             if len(settings.devices) > 1:
                 self._progress("starting ranks", 0.0)
                 config = start_ranks(config, settings.devices, settings.rank_logging, self._thread, at_end)
-            try:
-                runner = load_runner(config, self._progress)
-            except ModelRefusedError as error:
-                place = _flag(option) if model in str(error) else f"{_flag(option)} = {model}"
-                raise FailedPreconditionError(f"{place}: {error}") from error
+            runner = load_model(settings, option, config, self._progress)
             self._models[key] = runner, SharedPages(runner.page_table)
             self._list_tables()
         return self._models[key]

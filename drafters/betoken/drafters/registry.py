@@ -23,6 +23,7 @@ _FOLDERS = (
     "eagle3",
     "dflash",
     "mtp",
+    "pard",
     "gemma4_assistant",
     "synthetic",
 )

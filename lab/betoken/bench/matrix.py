@@ -18,8 +18,10 @@ WITH_WEIGHTS = {
     spec.name: option for spec in SPECS.values() if spec.can_attach for option in spec.options if option.names_weights
 }
 """Attached drafters with weights, and the verify worker's options that name these."""
-BRANCHING = tuple(name for name in WITH_WEIGHTS if hasattr(SPECS[name].settings, "max_branches"))
-"""Attached drafters with weights whose drafts may be trees."""
+BUILT_IN = tuple(name for name, spec in SPECS.items() if spec.is_built_in is not None)
+"""Attached drafters whose weights some targets hold."""
+MASKED, TRANSLATED = "masked", "translated"
+"""Other draft models than the usual one: a PARD checkpoint, and a model with another tokenizer."""
 DRAFT_LENGTHS = (1, 4, 8)
 BY_COST = 0
 """Draft length of requests that set none: adaptive."""
@@ -39,30 +41,44 @@ class Drafting:
     settings: tuple[tuple[str, str], ...] = ()
     is_attached: bool = False
     """Whether the verify worker runs it."""
-    is_parallel: bool = False
-    """Whether its model is a PARD checkpoint."""
+    model: str = ""
+    """Draft model of its worker, `MASKED` or `TRANSLATED`; empty for the usual one."""
 
 
 NO_DRAFTING = Drafting(NO_DRAFTER, NO_DRAFTER)
+_TREE, _CHAIN = ("max_branches", "3"), ("max_branches", "1")
+
+
+def _ways(name: str) -> Iterator[Drafting]:
+    """An attached drafter as it drafts by default, and the other of chains and trees."""
+    yield Drafting(name, name, (), True)
+    settings = SPECS[name].settings
+    default = None if settings is None else getattr(settings(), "max_branches", None)
+    if default is not None:
+        label, setting = (f"{name}_tree", _TREE) if default == 1 else (f"{name}_chain", _CHAIN)
+        yield Drafting(label, name, (setting,), True)
+
+
 DRAFTINGS = (
     *(Drafting(name, name) for name in DRAFTERS),
-    Drafting("model_tree", "model", (("max_branches", "3"),)),
-    Drafting("pard", "model", is_parallel=True),
-    Drafting("pard_tree", "model", (("max_branches", "3"),), is_parallel=True),
-    Drafting("early_exit_tree", "early_exit", (("max_branches", "3"),)),
-    Drafting("ngram_chain", "ngram", (("max_branches", "1"),)),
+    Drafting("model_tree", "model", (_TREE,)),
+    Drafting("model_pard", "model", model=MASKED),
+    Drafting("model_pard_tree", "model", (_TREE,), model=MASKED),
+    Drafting("model_translated", "model", model=TRANSLATED),
+    Drafting("model_translated_tree", "model", (_TREE,), model=TRANSLATED),
+    Drafting("early_exit_tree", "early_exit", (_TREE,)),
+    Drafting("ngram_chain", "ngram", (_CHAIN,)),
     Drafting("lookahead_chain", "lookahead", (("guesses", "1"),)),
-    Drafting("suffix_chain", "suffix", (("max_branches", "1"),)),
+    Drafting("suffix_chain", "suffix", (_CHAIN,)),
     Drafting("ngram@attached", "ngram", (), True),
-    Drafting("ngram_chain@attached", "ngram", (("max_branches", "1"),), True),
+    Drafting("ngram_chain@attached", "ngram", (_CHAIN,), True),
     Drafting("suffix@attached", "suffix", (), True),
-    Drafting("suffix_chain@attached", "suffix", (("max_branches", "1"),), True),
+    Drafting("suffix_chain@attached", "suffix", (_CHAIN,), True),
     Drafting("fused@attached", "fused", (), True),
-    *(Drafting(name, name, (), True) for name in WITH_WEIGHTS),
-    *(Drafting(f"{name}_chain", name, (("max_branches", "1"),), True) for name in BRANCHING),
+    *(drafting for name in (*WITH_WEIGHTS, *BUILT_IN) for drafting in _ways(name)),
 )
-"""As each drafter does it by default, `ngram`, `suffix`, `lookahead` and drafters with their own weights with trees,
-and the other of chains and trees. `grammar` drafts for constraints only, which no cell has."""
+"""As each drafter does it by default, with chains or with trees, and the other of both. `grammar` drafts for
+constraints only, which no cell has."""
 
 
 BY_COST_DRAFTINGS = tuple(
@@ -139,7 +155,7 @@ class Cell:
         """The services that it runs on."""
         attached = self.drafting.drafter if self.drafting.is_attached else ""
         has_spare = self.disturbance is Disturbance.VERIFY_KILLED
-        return ServiceSet(self.dtype, self.has_few_pages, attached, has_spare, self.drafting.is_parallel)
+        return ServiceSet(self.dtype, self.has_few_pages, attached, has_spare, self.drafting.model)
 
 
 class ServiceSet(NamedTuple):
@@ -152,8 +168,8 @@ class ServiceSet(NamedTuple):
     none."""
     has_spare: bool
     """Whether a second verify worker runs no drafter."""
-    is_parallel: bool
-    """Whether the draft model is a PARD checkpoint."""
+    model: str
+    """Draft model, see `Drafting`."""
 
 
 def all_cells() -> list[Cell]:
@@ -179,10 +195,13 @@ def _cells_of(dtype: str, temperature: float) -> Iterator[Cell]:
     yield replace(drafted, drafting=by_label["ngram"], disturbance=few_pages)
     yield replace(drafted, drafting=by_label["ngram"], num_draft_tokens=BY_COST, disturbance=few_pages)
     yield replace(drafted, drafting=by_label["model_tree"], disturbance=few_pages)
-    yield replace(drafted, drafting=by_label["pard"], disturbance=few_pages)
-    yield replace(drafted, drafting=by_label["pard_tree"], disturbance=few_pages)
-    yield replace(drafted, drafting=by_label["pard"], disturbance=Disturbance.DRAFT_KILLED)
-    for name in ("ngram@attached", "suffix@attached", "fused@attached", *WITH_WEIGHTS):
+    yield replace(drafted, drafting=by_label["suffix"], disturbance=few_pages)
+    yield replace(drafted, drafting=by_label["suffix"], disturbance=Disturbance.DRAFT_KILLED)
+    for name in ("model_pard", "model_translated"):
+        yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
+        yield replace(drafted, drafting=by_label[f"{name}_tree"], disturbance=few_pages)
+        yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.DRAFT_KILLED)
+    for name in ("ngram@attached", "suffix@attached", "fused@attached", *WITH_WEIGHTS, *BUILT_IN):
         yield replace(drafted, drafting=by_label[name], disturbance=few_pages)
         yield replace(drafted, drafting=by_label[name], disturbance=Disturbance.VERIFY_KILLED)
     yield replace(drafted, disturbance=Disturbance.DRAFT_KILLED)

@@ -17,7 +17,7 @@ from betoken.bench.disturber import Disturber
 from betoken.bench.identity_check import Comparison, IdentityCount, Outcome, compare_ids, compare_with_transformers
 from betoken.bench.identity_store import IdentityStore
 from betoken.bench.machine import describe_hardware, describe_versions
-from betoken.bench.matrix import DRAFTERS, FUSED, TOP_P, Cell, Disturbance, ServiceSet
+from betoken.bench.matrix import DRAFTERS, FUSED, TOP_P, TRANSLATED, Cell, Disturbance, ServiceSet
 from betoken.bench.prompts import Prompt
 from betoken.bench.speculation_totals import block_efficiency
 from betoken.bench.stack import Stack
@@ -48,8 +48,10 @@ class RunnerConfig:
     """Weights of attached drafters that have some, by their names."""
     dequantised: str = ""
     """Model for `generate()` instead of the target; empty for the target itself."""
-    pard: str = ""
-    """PARD checkpoint of the draft model."""
+    built_in: Sequence[str] = ()
+    """Attached drafters whose weights the target holds."""
+    draft_models: Mapping[str, str] = field(default_factory=dict)
+    """Other draft models than `draft`, see `Drafting`."""
     tensor_parallel: int = 1
     """Processes that share each model."""
     overlap: str = "off"
@@ -96,10 +98,12 @@ class MatrixRunner:
         on_device, on_ranks = ("--device", config.device), ("--tensor-parallel", str(config.tensor_parallel))
         has_draft_model = any(SPECS[name].runs_model for name in drafters)
         few_pages = ("--num-pages", str(config.few_pages)) if services.has_few_pages else ()
-        names = (attached, "ngram", *config.weights) if attached == FUSED else (attached,) if attached else ()
+        sources = ("ngram", *config.weights, *config.built_in) if attached == FUSED else ()
+        names = (attached, *sources) if attached else ()
+        translation = ("--target-tokenizer", config.target) if services.model == TRANSLATED else ()
         return LocalServicesConfig(
             target=config.target,
-            draft=config.pard if services.is_parallel else config.draft,
+            draft=config.draft_models.get(services.model, config.draft),
             drafters=() if attached else drafters,
             attached_drafters=names,
             num_verify_workers=1 + services.has_spare,
@@ -116,7 +120,7 @@ class MatrixRunner:
                 *few_pages,
                 *weight_options(names, config.weights),
             ),
-            draft_options=(*on_device, *(on_ranks if has_draft_model else ())),
+            draft_options=(*on_device, *(on_ranks if has_draft_model else ()), *translation),
             router_options=("--overlap", config.overlap),
         )
 

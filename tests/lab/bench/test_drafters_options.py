@@ -65,12 +65,12 @@ def test_sides_that_differ_in_worker_options_have_services_of_their_own() -> Non
 
 
 def test_an_attached_side_has_services_without_a_draft_worker() -> None:
-    drafters = "model,ngram,ngram@attached,ngram@attached/max_branches=1,ngram@attached/--min-ngram=3"
+    drafters = "model,ngram,ngram@attached,ngram@attached/max_branches=1,ngram@attached/--max-context=64"
     options = parse_options([*MODELS, "--prompts", "x", "--drafters", drafters])
     hosted, attached, longer = map(options.services, options.variants)
     assert (hosted.drafters, list(hosted.attached_drafters)) == (["model", "ngram"], [])
     assert (attached.drafters, list(attached.attached_drafters)) == ([], ["ngram"])
-    assert list(longer.verify_options)[-2:] == ["--min-ngram", "3"] and "--min-ngram" not in longer.draft_options
+    assert list(longer.verify_options)[-2:] == ["--max-context", "64"] and "--max-context" not in longer.draft_options
 
 
 def test_attached_drafters_are_given_their_weights() -> None:

@@ -4,13 +4,16 @@ from itertools import groupby, product
 
 from betoken.bench.drafter_names import ATTACHABLE
 from betoken.bench.matrix import (
+    BUILT_IN,
     BY_COST,
     CONCURRENCIES,
     DRAFT_LENGTHS,
     DRAFTERS,
     DRAFTINGS,
     DTYPES,
+    MASKED,
     TEMPERATURES,
+    TRANSLATED,
     WITH_WEIGHTS,
     Disturbance,
     all_cells,
@@ -18,6 +21,7 @@ from betoken.bench.matrix import (
 from betoken.drafters.registry import SPECS
 
 CELLS = all_cells()
+MODELS = {"pard": MASKED, "translated": TRANSLATED}
 
 
 def test_names_of_matrix_cells_are_unique() -> None:
@@ -32,24 +36,27 @@ def test_every_combination_is_in_the_matrix() -> None:
     }
     labels = [drafting.label for drafting in DRAFTINGS]
     wanted = set(product(DTYPES, TEMPERATURES, labels, DRAFT_LENGTHS, CONCURRENCIES))
-    by_cost = ["none", "ngram", "suffix", "fused", "ngram@attached", "suffix@attached", "fused@attached", *WITH_WEIGHTS]
+    by_cost = ["none", "ngram", "suffix", "fused", "ngram@attached", "suffix@attached", "fused@attached"]
+    by_cost += [*WITH_WEIGHTS, *BUILT_IN]
     wanted |= set(product(DTYPES, TEMPERATURES, by_cost, [BY_COST], CONCURRENCIES))
     assert undisturbed == wanted
 
 
 def test_every_drafter_is_covered_and_every_one_that_can_branch_by_chains_and_by_trees() -> None:
-    built_in = {spec.name for spec in SPECS.values() if spec.is_built_in is not None}  # few targets hold such layers
-    assert {*DRAFTERS, *WITH_WEIGHTS, *built_in, "grammar", "synthetic"} == set(SPECS)
+    assert {*DRAFTERS, *WITH_WEIGHTS, *BUILT_IN, "grammar", "synthetic"} == set(SPECS)
     labels = {drafting.label for drafting in DRAFTINGS}
-    assert labels >= {*DRAFTERS, *WITH_WEIGHTS}, "stores of results know these names"
-    assert labels >= set(ATTACHABLE) - {"grammar", *built_in}
+    assert labels >= {*DRAFTERS, *WITH_WEIGHTS, *BUILT_IN}, "stores of results know these names"
+    assert labels >= set(ATTACHABLE) - {"grammar"}
     ways = {name: [d for d in DRAFTINGS if d.drafter == name and not d.is_attached] for name in DRAFTERS}
     assert {drafter for drafter, of in ways.items() if len(of) >= 2} == {
         *("model", "early_exit", "ngram", "suffix", "lookahead")
     }
-    assert [drafting.label for drafting in DRAFTINGS if drafting.is_parallel] == ["pard", "pard_tree"]
+    models = {drafting.label: drafting.model for drafting in DRAFTINGS if drafting.model}
+    assert models == {f"model_{kind}{way}": model for kind, model in MODELS.items() for way in ("", "_tree")}
     attached = [drafting.drafter for drafting in DRAFTINGS if drafting.is_attached and drafting.drafter != "fused"]
-    assert {name for name in attached if attached.count(name) == 2} == {"ngram", "suffix", "medusa", "eagle3"}
+    assert {name for name in attached if attached.count(name) == 2} == {
+        *("ngram", "suffix", "medusa", "eagle3", "mtp", "pard")
+    }
 
 
 def test_every_disturbance_meets_every_dtype_and_temperature() -> None:
@@ -62,7 +69,7 @@ def test_each_service_set_is_started_once_and_references_come_first() -> None:
     assert len(list(groupby(CELLS, key=lambda cell: cell.services))) == len(sets)
     for dtype in DTYPES:
         own = [services for services in sets if services.dtype == dtype]
-        # Plain and few pages, of both kinds of draft model; each attached drafter, and its spare too.
-        assert len(own) == 4 + 3 * (3 + len(WITH_WEIGHTS))
+        # Plain and few pages, of three kinds of draft model; each attached drafter, and its spare too.
+        assert len(own) == 6 + 3 * (3 + len(WITH_WEIGHTS) + len(BUILT_IN))
     for index, cell in enumerate(CELLS):
         assert cell.reference in CELLS[: index + 1]

@@ -11,7 +11,7 @@ import pytest
 
 from betoken.bench import identity
 from betoken.bench.identity_store import IdentityStore
-from betoken.bench.matrix import Cell, Disturbance
+from betoken.bench.matrix import MASKED, Cell, Disturbance, all_cells
 from betoken.bench.matrix_runner import MatrixRunner, RunnerConfig
 from betoken.bench.prompts import Prompt
 from tests.lab.bench.made_up_runs import STATS
@@ -90,6 +90,17 @@ def test_a_matrix_run_without_comparisons_is_not_a_success(
 def test_each_matrix_cell_has_its_reference() -> None:
     reference = Cell("float32", 0.0)
     assert (reference.against, Cell("float32", 0.0, concurrency=8).against) == ("transformers", "own and transformers")
+
+
+def test_cells_without_weights_or_draft_model_are_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ("model", "eagle3", "mtp", "fused@attached", "model_pard", "model_translated")
+    cells = [cell for cell in all_cells() if cell.name in {f"float32-t0-{label}-k4-c1" for label in labels}]
+    possible, left_out = identity._possible(cells, {"eagle3", MASKED})
+    assert [cell.drafting.label for cell in possible] == ["model", "model_pard", "eagle3", "fused@attached"]
+    assert len(left_out) == 2 and "2 cells left out, without" in (line := capsys.readouterr().err)
+    assert "mtp layers" in line and "--translated" in line
+    with pytest.raises(ValueError, match="these cells need --eagle3"):
+        identity._possible([cell for cell in cells if cell.drafting.label == "eagle3"], set())
 
 
 def test_a_pattern_that_names_no_cell_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

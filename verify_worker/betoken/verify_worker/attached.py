@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from betoken.common.economy.terms import DraftTerms, PriceExploration
 from betoken.common.errors import BetokenError, InvalidArgumentError
-from betoken.drafters.drafter import Drafter
+from betoken.drafters.drafter import Drafter, source_names
 from betoken.drafters.host.feed import CommittedRows, FeatureFeed
 from betoken.drafters.host.host import DrafterHost
 from betoken.drafters.host.hosted import Answer, HostedSequence, Request
+from betoken.drafters.registry import SPECS
 from betoken.rpc.link.worker_load import SequenceKey
 from betoken.verify_worker.attached_draft import draft_sequence, take_draft
 from betoken.verify_worker.commands import Grant
@@ -36,6 +37,7 @@ class AttachedDrafters:
     ) -> None:
         """`max_draft_tokens`: limit of adaptive draft lengths. `feed`: passes features to the drafters."""
         self.host = DrafterHost(drafters, self, vocab_size, _MAX_FAULTS, feed)
+        self._drafters = drafters
         self._max_draft_tokens = max_draft_tokens
         self._sequences: dict[SequenceKey, tuple[VerifySequence, HostedSequence]] = {}
         self._trials = {name: PriceExploration() for name in drafters}
@@ -57,7 +59,7 @@ class AttachedDrafters:
             InvalidArgumentError: the drafter is not attached or refuses its settings.
         """
         try:
-            hosted = self.host.open(draft_sequence(seq), seq.drafter)
+            hosted = self.host.open(draft_sequence(seq, self._lag(seq.drafter)), seq.drafter)
         except InvalidArgumentError:
             raise  # if the sequence continues from another worker, its router opens it without a drafter
         except BetokenError as error:
@@ -128,6 +130,12 @@ class AttachedDrafters:
     def check_integrity(self) -> None:
         """Check the accounting of the drafters; raises if it is wrong."""
         self.host.check_integrity()
+
+    def _lag(self, name: str) -> bool:
+        """Whether drafts may take several forwards, between which the target commits."""
+        drafter = self._drafters.get(name)
+        names = (name,) if drafter is None else (name, *source_names(drafter))
+        return any(other in SPECS and SPECS[other].runs_model for other in names)
 
     def _request(self, seq: VerifySequence, hosted: HostedSequence, row_price: float) -> None:
         room = seq.max_length - seq.committed_length - 1

@@ -10,13 +10,18 @@ from betoken.engine.sampler.verification import VerificationMode
 from betoken.verify_worker.sequence import AttachedDecision, AttachedRound, Block, VerifySequence
 
 
-def draft_sequence(seq: VerifySequence) -> DraftSequence:
-    """The sequence as drafters see it."""
+def draft_sequence(seq: VerifySequence, has_own_rules: bool = False) -> DraftSequence:
+    """The sequence as drafters see it.
+
+    `has_own_rules`: whether its logits processors are copies, which follow the drafter's commits: needed if drafts may
+    take so long that the target commits meanwhile.
+    """
+    output_ids = list(seq.output_ids)
     return DraftSequence(
         key=seq.key,
         params=replace(seq.params, num_logprobs=None),
         prompt_ids=seq.prompt_ids,
-        output_ids=list(seq.output_ids),
+        output_ids=output_ids,
         max_length=seq.max_length,
         settings=dict(seq.opened.drafter_settings) if seq.drafter == seq.opened.drafter else {},
         takes_trees=seq.mode is not VerificationMode.REJECTION,
@@ -24,8 +29,8 @@ def draft_sequence(seq: VerifySequence) -> DraftSequence:
         draft_affects_output=seq.mode is not VerificationMode.COUPLED,
         predicted_ids=seq.opened.predicted_ids,
         tenant=seq.opened.tenant,
-        rules=seq.rules,
-        has_shared_rules=True,
+        rules=seq.rules.branched(seq.params, output_ids, 0) if has_own_rules else seq.rules,
+        has_shared_rules=not has_own_rules,
         target_kv=lambda: (seq.page_ids, seq.kv_length),
         span=seq.span,
     )

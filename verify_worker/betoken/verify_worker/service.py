@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from betoken import common, engine, kernels, verify_worker
 from betoken.common.errors import FailedPreconditionError, InternalError
+from betoken.drafters.drafter import Drafter
 from betoken.drafters.host.feed import FeatureFeed
 from betoken.drafters.host.making import DrafterMaker, source_infos
 from betoken.drafters.registry import SPECS, predicting_drafters
@@ -33,6 +34,7 @@ from betoken.v1 import verify_pb2_grpc
 from betoken.v1.types_pb2 import WorkerHello
 from betoken.v1.verify_pb2 import VerifyLinkRequest, VerifyLinkResponse
 from betoken.verify_worker.attached import AttachedDrafters
+from betoken.verify_worker.attached_models import AttachedModels
 from betoken.verify_worker.built_in import with_built_in
 from betoken.verify_worker.commands import VerifyCommand
 from betoken.verify_worker.core import VerifyCore
@@ -110,7 +112,7 @@ def _load(
     config = start_ranks(settings, engine_config(settings), thread, progress)
     runner = _runner(settings, config, progress)
     names = settings.attached_drafters
-    drafters = DrafterMaker(settings, names, runner).make()
+    drafters = _drafters(settings, runner, progress)
     try:
         grammars.append(Grammars(runner.info.tokenizer_text()))
     except FailedPreconditionError as error:
@@ -152,6 +154,13 @@ def _load(
     feed = FeatureFeed.of_attached(settings, runner)
     attached = AttachedDrafters(drafters, runner.info.vocab_size, settings.max_draft_tokens, feed)
     return VerifyCore(runner, scheduler, results, settings.max_sequences, step_costs, fast_wake, attached)
+
+
+def _drafters(settings: VerifyWorkerSettings, runner: ModelRunner, progress: LoadProgress) -> dict[str, Drafter]:
+    """The attached drafters, with their models."""
+    maker = DrafterMaker(settings, settings.attached_drafters, runner)
+    maker.models = AttachedModels(settings, runner, progress)
+    return maker.make()
 
 
 def _runner(settings: VerifyWorkerSettings, config: EngineConfig, progress: LoadProgress) -> ModelRunner:

@@ -18,8 +18,8 @@ from betoken.engine.kv_pool import LayerShape
 from betoken.engine.weights.checkpoint import resolve_directory
 
 
-class SideShape(Protocol):
-    """Sizes of layers with KV of their own."""
+class KvSizes(Protocol):
+    """Sizes of layers with their own KV."""
 
     @property
     def num_layers(self) -> int: ...
@@ -28,12 +28,16 @@ class SideShape(Protocol):
     @property
     def head_dim(self) -> int: ...
 
+
+class SideShape(KvSizes, Protocol):
+    """Sizes of layers that read states of the target."""
+
     def states_of(self, num_layers: int) -> Sequence[int]:
         """States that the layers read of a target with so many layers."""
         ...
 
 
-def kv_shape(shape: SideShape) -> LayerShape:
+def kv_shape(shape: KvSizes) -> LayerShape:
     """The record of a token in one layer."""
     return LayerShape(shape.num_kv_heads, shape.head_dim, shape.head_dim)
 
@@ -71,7 +75,7 @@ class SideWeights:
         except ModelRefusedError as error:
             raise self.refusal(settings, error) from error
 
-    def memory(self, settings: Any, read_shape: Callable[[Path], SideShape] | None = None) -> Memory:
+    def memory(self, settings: Any, read_shape: Callable[[Path], KvSizes] | None = None) -> Memory:
         """Memory of the weights as they are stored and, with a shape, of a page of KV for each of the target's.
 
         Raises:
