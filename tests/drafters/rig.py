@@ -25,8 +25,8 @@ class Rig:
         self.target.page_table.release(page_ids)
         return features
 
-    def open(self, prompt_ids, params=GREEDY, **fields):
-        seq = DraftSequence((0, len(self.drafter._sequences)), params, prompt_ids, [], 600, **fields)
+    def open(self, prompt_ids, params=GREEDY, output_ids=(), **fields):
+        seq = DraftSequence((0, len(self.drafter._sequences)), params, prompt_ids, list(output_ids), 600, **fields)
         self.drafter.open(seq)
         return seq
 

@@ -261,6 +261,15 @@ def test_for_rejection_tokens_of_a_block_come_with_their_distributions(target, t
         assert token_id in sparse.token_ids and len(sparse.token_ids) == 6 and sum(sparse.probs) == pytest.approx(1.0)
 
 
+def test_a_first_block_that_tokens_depend_on_is_empty_whenever_it_is_requested(target, tmp_path):
+    rig = BlockRig(target, tmp_path / "block", tiny_shape())
+    seq = rig.open(ids_of(35, 9), draft_affects_output=True)
+    rig.send([seq])
+    assert rig.draft([seq])[0].draft_ids == []
+    rig.commit(seq, [5])
+    assert rig.draft([seq])[0].draft_ids
+
+
 def test_a_pass_that_holds_no_block_is_refused_by_name(target, tmp_path):
     with pytest.raises(FailedPreconditionError, match="--max-num-batched-tokens = 4: must be at least 5, "):
         BlockRig(target, tmp_path / "block", max_rows=4)

@@ -158,6 +158,17 @@ def test_without_features_of_the_last_tokens_eagle3_does_not_draft(target):
     assert drafted.draft_ids == []
 
 
+def test_a_first_draft_that_tokens_depend_on_is_empty_whenever_it_is_requested(target):
+    """The prompt may be computed by then or not."""
+    rig = LayerRig(target)
+    seq = rig.open(ids_of(35, 9), draft_affects_output=True)
+    assert rig.draft([seq])[0].draft_ids == []
+    rig.send([seq])
+    assert rig.draft([seq])[0].draft_ids == []
+    rig.commit(seq, [5])
+    assert rig.draft([seq])[0].draft_ids
+
+
 def test_an_unused_draft_is_made_again(target):
     rig = LayerRig(target, max_branches=2, max_depth=3)
     seq = rig.open(ids_of(7, 12), takes_trees=True)
@@ -379,7 +390,7 @@ def test_under_sampling_the_first_draft_token_is_the_targets_choice_of_the_same_
 
 def test_for_rejection_draft_tokens_come_with_their_distributions(target):
     rig = LayerRig(target, max_branches=3, max_depth=3)
-    seq = rig.open(ids_of(30, 9), SAMPLED, wants_probs=True, draft_affects_output=True)
+    seq = rig.open(ids_of(30, 8), SAMPLED, [5], wants_probs=True, draft_affects_output=True)
     rig.send([seq])
     (drafted,) = rig.draft([seq], 3)
     assert drafted.parents is None and len(drafted.draft_probs) == len(drafted.draft_ids) == 3
@@ -401,7 +412,7 @@ def test_draft_tokens_for_rejection_follow_their_reported_distributions(target):
         sequences = []
         for seed in range(start, start + NUM_AT_ONCE):
             params = SamplingParams(temperature=0.9, top_k=8, seed=seed)
-            seq = rig.open(ids_of(31, 9), params, wants_probs=True, draft_affects_output=True)
+            seq = rig.open(ids_of(31, 8), params, [5], wants_probs=True, draft_affects_output=True)
             if seed == 0:
                 rig.send([seq])
                 rows = rig.states_of(seq.ids)[:-1]

@@ -81,9 +81,7 @@ class Gemma4AssistantDrafter(ChainDrafter):
     def _begin(self, owner: SideSequence, num_tokens: int) -> ParallelDraft | None:
         seq, terms = owner.draft, owner.draft.terms
         num_wanted = min(num_tokens if terms is None else terms.max_tokens, owner.settings.max_depth)
-        # Before the first result it is chance whether the prompt is computed when the first draft is requested.
-        is_by_chance = seq.draft_affects_output and not seq.output_ids
-        if num_wanted < 1 or is_by_chance or not owner.context.is_current or not _has_kv(seq):
+        if num_wanted < 1 or not owner.context.is_current or not _has_kv(seq):
             return None
         return ParallelDraft(owner, num_wanted, self._min_share(seq))
 

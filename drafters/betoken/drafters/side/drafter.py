@@ -113,7 +113,9 @@ class SideDrafter(Generic[DraftT]):
         requests, self._requests = self._requests, {}
         if requests:
             self._price.begin_round(time.perf_counter_ns())
-        drafts = [draft for seq, num in requests.items() if (draft := self._begin(self._sequences[seq], num))]
+        # Before the first result it is chance whether the prompt is computed when a draft is requested.
+        wanted = {seq: num for seq, num in requests.items() if seq.output_ids or not seq.draft_affects_output}
+        drafts = [draft for seq, num in wanted.items() if (draft := self._begin(self._sequences[seq], num))]
         drafting = {draft.owner for draft in drafts}
         long = [
             owner
