@@ -8,41 +8,16 @@ import pytest
 
 from betoken.client import Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
-from tests.drafters.dflash.tiny import save_block, tiny_shape
 from tests.e2e.attached import PROMPTS, answers, reported
-from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
+from tests.e2e.in_process import running, services
+from tests.e2e.setups import save_dflash
 
 OFF = Speculation(off=True)
 
 
 def save_all(folder: Path, variant: str = "dflash", *drafters: str, **fields: Any) -> dict[str, Any]:
     """The tiny pair and a random block drafter for its target; the options of a verify worker that has it attached."""
-    save_pair(folder)
-    sizes = {"hidden_size": 32, "target_hidden_size": 32, "vocab_size": VOCAB_SIZE, "state_layers": (0, 1)}
-    save_block(folder / "block", tiny_shape(variant, **sizes | {"mask_token_id": VOCAB_SIZE - 1} | fields))
-    return {"attached_drafters": drafters or ("ngram", "dflash"), "dflash": str(folder / "block")}
-
-
-@pytest.mark.parametrize("variant", ["dflash", "dflash2", "dspark"])
-async def test_block_drafts_give_the_plain_tokens(tmp_path: Path, variant: str) -> None:
-    """With 24 pages sequences are preempted, and the drafter receives their states again."""
-    verify = save_all(tmp_path, variant) | {"num_pages": 24, "max_context": 200}
-    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
-        assert "dflash" in (await client.model_info()).drafters
-        num_accepted = 0
-        for temperature in (0.0, 0.8):
-            for prompts, num_draft_tokens in ((PROMPTS[:1], 4), (PROMPTS, None), (PROMPTS, 5)):
-                plain = reported(await answers(client, OFF, temperature, prompts, max_new_tokens=28))
-                speculation = Speculation("dflash", num_draft_tokens=num_draft_tokens)
-                drafted = await answers(client, speculation, temperature, prompts, max_new_tokens=28)
-                assert reported(drafted) == plain, (temperature, num_draft_tokens)
-                assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
-                tokens = [token for one in drafted for token in one.tokens if token.source]
-                assert {token.source for token in tokens} <= {"dflash"}
-                num_accepted += len(tokens)
-        assert num_accepted > 0
-        assert sum(worker.preemptions for worker in (await client.model_info()).verify_workers) > 0
-        await until_all_pages_are_free(client)
+    return {"attached_drafters": drafters or ("ngram", "dflash")} | save_dflash(folder, variant, **fields)
 
 
 async def test_modes_with_block_drafts_repeat_whatever_is_cached(tmp_path: Path) -> None:

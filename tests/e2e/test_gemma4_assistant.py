@@ -7,49 +7,18 @@ import pytest
 
 from betoken.client import Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
-from tests.drafters.gemma4_assistant.tiny import config_of, save_assistant, save_target
 from tests.e2e.attached import PROMPTS, answers, reported
-from tests.e2e.in_process import VOCAB_SIZE, save_pair, services, until_all_pages_are_free
-from tests.router.harness import byte_tokenizer_json
+from tests.e2e.in_process import save_pair, services
+from tests.e2e.setups import save_gemma4
 
 NAME = "gemma4_assistant"
 OFF = Speculation(off=True)
 DRAFT = {"drafters": ("ngram",)}
 
 
-def save_all(folder: Path, num_centroids: int = 0) -> dict[str, Any]:
+def save_all(folder: Path) -> dict[str, Any]:
     """A tiny target and a random assistant for it; the options of a verify worker that has it attached."""
-    save_target(folder / "target", vocab_size=VOCAB_SIZE, spread=0.1)
-    (folder / "target" / "tokenizer.json").write_text(byte_tokenizer_json())
-    config = config_of(vocab_size=VOCAB_SIZE, num_centroids=num_centroids)
-    save_assistant(folder / "assistant", config, spread=0.1)
-    return {"attached_drafters": ("ngram", NAME), NAME: str(folder / "assistant")}
-
-
-@pytest.mark.parametrize(
-    ("num_centroids", "dtype", "temperatures"), [(0, "float32", (0.0, 0.8)), (34, "bfloat16", (0.8,))]
-)
-async def test_drafts_of_a_gemma4_assistant_give_the_plain_tokens(
-    tmp_path: Path, num_centroids: int, dtype: str, temperatures: tuple[float, ...]
-) -> None:
-    """With 8 pages of four streams some are preempted, and their pages change."""
-    verify = save_all(tmp_path, num_centroids) | {"num_pages": 8, "max_context": 100, "dtype": dtype}
-    async with services(tmp_path, DRAFT, verify) as client:
-        assert NAME in (await client.model_info()).drafters
-        num_accepted = 0
-        for temperature in temperatures:
-            plain = reported(await answers(client, OFF, temperature, PROMPTS[:4], max_new_tokens=28))
-            for num_prompts, num_draft_tokens in ((1, 4), (4, None)):
-                speculation = Speculation(NAME, num_draft_tokens=num_draft_tokens)
-                drafted = await answers(client, speculation, temperature, PROMPTS[:num_prompts], max_new_tokens=28)
-                assert reported(drafted) == plain[:num_prompts], (temperature, num_draft_tokens)
-                assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
-                tokens = [token for one in drafted for token in one.tokens if token.source]
-                assert {token.source for token in tokens} <= {NAME}
-                num_accepted += len(tokens)
-        assert num_accepted > 0
-        assert sum(worker.preemptions for worker in (await client.model_info()).verify_workers) > 0
-        await until_all_pages_are_free(client)
+    return {"attached_drafters": ("ngram", NAME)} | save_gemma4(folder)
 
 
 async def test_typical_answers_with_a_gemma4_assistant_repeat_in_spite_of_preemption(tmp_path: Path) -> None:
