@@ -5,22 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from betoken.client import Speculation
-from tests.drafters.mtp.tiny import add_layer, save_target
-from tests.e2e.attached import PROMPTS, answers, reported
-from tests.e2e.in_process import VOCAB_SIZE, running, save_pair, services, until_all_pages_are_free
+from betoken.client import Speculation, VerificationMode
+from betoken.common.gguf import read_header, read_tokenizer
+from tests.drafters.mtp.gguf_files import write_both
+from tests.drafters.mtp.tiny import save_nemotron, save_target
+from tests.e2e.attached import PROMPTS, answers, assert_distributed_as_plain, reported
+from tests.e2e.in_process import VOCAB_SIZE, running, services, until_all_pages_are_free
+from tests.e2e.setups import save_mtp
 from tests.router.harness import byte_tokenizer_json
-
-
-def save_mtp_pair(folder: Path) -> None:
-    save_pair(folder, "qwen3_5")
-    add_layer(folder / "target", spread=0.4)
 
 
 @pytest.mark.parametrize(("dtype", "num_pages"), [("float32", 24), ("bfloat16", 256)])
 async def test_a_built_in_mtp_layer_gives_the_plain_tokens(tmp_path: Path, dtype: str, num_pages: int) -> None:
     """With 24 pages sequences are preempted, and the layer receives their states again."""
-    save_mtp_pair(tmp_path)
+    save_mtp(tmp_path)
     verify = {"dtype": dtype, "num_pages": num_pages, "max_context": 200}
     async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         assert [worker.drafters for worker in (await client.model_info()).verify_workers] == [("mtp",)]
@@ -41,7 +39,7 @@ async def test_a_built_in_mtp_layer_gives_the_plain_tokens(tmp_path: Path, dtype
 
 
 async def test_a_worker_without_the_mtp_drafter_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
-    save_mtp_pair(tmp_path)
+    save_mtp(tmp_path)
     others = [{"attached_drafters": "none"}]
     async with running(
         tmp_path, {"drafters": ("model",)}, {"attached_drafters": "fused,mtp,ngram"}, other_verify_options=others
@@ -60,10 +58,20 @@ async def test_a_worker_without_the_mtp_drafter_goes_on_with_the_same_tokens(tmp
         assert sum(one.speculation.num_failovers for one in lost) > 0
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "mimo_v2_flash"])
+async def test_rejection_with_the_mtp_layers_probabilities_keeps_the_targets_distribution(tmp_path: Path) -> None:
+    save_mtp(tmp_path)
+    async with services(tmp_path, {"drafters": ("ngram",)}) as client:
+        rejection = Speculation("mtp", num_draft_tokens=3, mode=VerificationMode.REJECTION)
+        await assert_distributed_as_plain(client, rejection, 360)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mimo_v2_flash", "nemotron_h"])
 async def test_an_mtp_layer_of_a_mixture_gives_the_plain_tokens(tmp_path: Path, name: str) -> None:
-    """One with latent attention and experts, one with a window."""
-    save_target(tmp_path / "target", name, vocab_size=VOCAB_SIZE)
+    """One with latent attention and experts, one with a window, a hybrid with two blocks."""
+    if name == "nemotron_h":
+        save_nemotron(tmp_path / "target", vocab_size=VOCAB_SIZE)
+    else:
+        save_target(tmp_path / "target", name, vocab_size=VOCAB_SIZE)
     (tmp_path / "target" / "tokenizer.json").write_text(byte_tokenizer_json())
     async with services(tmp_path, {"drafters": ("ngram",)}) as client:
         sources = set()
@@ -73,3 +81,14 @@ async def test_an_mtp_layer_of_a_mixture_gives_the_plain_tokens(tmp_path: Path, 
             assert reported(drafted) == plain
             sources |= {token.source for one in drafted for token in one.tokens if token.source}
         assert sources == {"mtp"}
+
+
+async def test_an_mtp_layer_of_a_gguf_file_gives_the_plain_tokens(tmp_path: Path) -> None:
+    path = Path(write_both(tmp_path, "qwen35", "Q8_0")[0])
+    (path.parent / "tokenizer.json").write_text(read_tokenizer(read_header(path)).text)
+    async with services(tmp_path, {"drafters": ("ngram",)}) as client:
+        assert [worker.drafters for worker in (await client.model_info()).verify_workers] == [("mtp",)]
+        plain = await answers(client, Speculation(off=True), 0.8, PROMPTS[:4], max_new_tokens=24)
+        drafted = await answers(client, Speculation("mtp", num_draft_tokens=4), 0.8, PROMPTS[:4], max_new_tokens=24)
+        assert reported(drafted) == reported(plain)
+        assert sum(one.speculation.num_accepted_tokens for one in drafted) > 0

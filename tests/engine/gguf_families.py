@@ -328,7 +328,8 @@ def write_family(
     changes: dict[str, Any] | None = None,
     **more: Any,
 ) -> str:
-    """Write the model; `changes` to the keys below the architecture's, `more` are tensors. Returns the path."""
+    """Write the model; `changes` to the keys below the architecture's, `more` are tensors, or numbers and a type.
+    Returns the path."""
     family, config = FAMILIES[architecture], model.config
     keys = {**family.keys(config), **(changes or {})}
     writer = GGUFWriter(path, architecture)
@@ -346,7 +347,10 @@ def write_family(
         type_name = "F32" if is_plain else types.get(stem, "Q4_1")
         write_tensor(writer, name, numbers.numpy(), type_name)
     for name, numbers in more.items():
-        writer.add_tensor(name, numbers)
+        if isinstance(numbers, tuple):
+            write_tensor(writer, name, *numbers)
+        else:
+            writer.add_tensor(name, numbers)
     close(writer)
     return str(path)
 

@@ -19,6 +19,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.drafters.mtp.tiny import CONFIGS, save_target
+from tests.engine.quantized_files import awq_config, float4_config, store_awq, store_float4, write_quantized
 from tests.engine.tiny import save_tiny
 
 FAULTS = [
@@ -80,11 +81,6 @@ def test_of_several_mtp_layers_the_first_is_read(tmp_path):
         check_layer(find_layer(str(save_target(tmp_path / name, name, more=others)), None))
 
 
-def test_mtp_layers_of_a_gguf_file_are_refused(tmp_path):
-    with pytest.raises(FailedPreconditionError, match=r"mtp: .*a\.gguf: MTP layers of GGUF files"):
-        memory_of(settings_of(tmp_path / "a.gguf"))
-
-
 def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):
     path = save_target(tmp_path, "qwen3_5")
     assert resolve_built_in(settings_of(path, "ngram,builtin")) == ("ngram", "mtp")
@@ -110,6 +106,28 @@ def test_an_fp8_mtp_layer_is_dequantised_when_it_is_read(tmp_path):
         if name.startswith("layers."):
             expected = (tensor * 4).to(torch.float8_e4m3fn).float() / 4 if "_proj" in name else tensor
             assert torch.equal(read[name], expected), name
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "store"),
+    [("qwen3_5", awq_config(16), store_awq(16)), ("deepseek_v3", float4_config(False), store_float4(False))],
+)
+def test_a_quantised_mtp_layer_is_dequantised_when_it_is_read(tmp_path, name, config, store):
+    """With 4 bits; of DeepSeek experts and `eh_proj`, too."""
+    path = save_target(tmp_path, name)
+    numbers = write_quantized(path, config, store)
+    found = find_layer(str(path), None)
+    check_layer(found)
+    read, num_checked = load_layer(found, torch.float32).state_dict(), 0
+    for stored, expected in numbers.items():
+        own = found.layout.own_name(f"{stored}.weight", found.config.num_hidden_layers) or ""
+        if "experts.1.down_proj" in own:
+            own, expected = own.replace("experts.1.down_proj.weight", "experts.down_proj"), expected.expand(4, -1, -1)
+            read[own] = read[own][1].expand(4, -1, -1)
+        if own in read:
+            torch.testing.assert_close(read[own], expected, atol=1e-3, rtol=1e-2, msg=own)
+            num_checked += 1
+    assert num_checked >= 5
 
 
 def test_without_mtp_layers_in_transformers_nothing_is_built_in(monkeypatch):

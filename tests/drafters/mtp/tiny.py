@@ -15,6 +15,7 @@ from transformers import (
     Glm4MoeLiteConfig,
     MellumConfig,
     MiMoV2FlashConfig,
+    NemotronHConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -96,6 +97,39 @@ def save_target(folder: Path, name: str, vocab_size: int = 101, **changes: objec
     config.vocab_size = vocab_size
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     add_layer(folder, **changes)
+    return folder
+
+
+def save_nemotron(folder: Path, vocab_size: int = 101, **changes: object) -> Path:
+    """Write a Nemotron-H target with its MTP layer of two blocks; `changes` to the configuration."""
+    torch.manual_seed(0)
+    config = NemotronHConfig(
+        **SIZES | {"vocab_size": vocab_size, "num_hidden_layers": 3},
+        head_dim=8,
+        layers_block_type=["linear_attention", "full_attention", "moe"],
+        ssm_state_size=8,
+        mamba_num_heads=4,
+        mamba_head_dim=8,
+        n_groups=2,
+        n_routed_experts=4,
+        moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=16,
+        num_nextn_predict_layers=1,
+        **changes,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    path, generator = folder / "model.safetensors", torch.Generator().manual_seed(7)
+    stored, added = load_file(path), {}
+    for place, block in enumerate((1, 2)):
+        for name, old in stored.items():
+            if f".layers.{block}." in name:
+                rest = name.partition(f".layers.{block}.")[2]
+                added[f"mtp.layers.{place}.{rest}"] = torch.randn(old.shape, generator=generator) * 0.3
+    size = config.hidden_size
+    added["mtp.layers.0.eh_proj.weight"] = torch.randn(size, 2 * size, generator=generator) * 0.3
+    for name in ("0.enorm", "0.hnorm", "1.final_layernorm"):
+        added[f"mtp.layers.{name}.weight"] = 1 + torch.randn(size, generator=generator) * 0.3
+    save_file(stored | added, path, {"format": "pt"})
     return folder
 
 

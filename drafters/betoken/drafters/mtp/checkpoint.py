@@ -6,6 +6,7 @@ Knows files, names and shapes, not how a layer is run.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +21,17 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils.generic import ContextManagers
 from transformers.utils.logging import disable_progress_bar
 
-from betoken.common.model_path import split_hub_file
-from betoken.drafters.mtp.layouts import LAYOUTS, Layout
+from betoken.drafters.mtp import nemotron
+from betoken.drafters.mtp.layouts import GGUF, LAYOUTS, Layout
 from betoken.engine.attention import ATTENTION_NAME, CONTEXT_KEYWORD, ProbeContext, register_attention
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.kv_pool import LayerShape
+from betoken.engine.weights.experts import up_name
 from betoken.engine.weights.fingerprint import read_headers
+from betoken.engine.weights.gguf.mtp_layer import read_mtp_layer
 from betoken.engine.weights.language_model import model_class_of
-from betoken.engine.weights.quantized import DenseTensor, with_dense_fp8
-from betoken.engine.weights.sources import DirectorySource, open_source
+from betoken.engine.weights.quantized import DenseTensor, with_dense
+from betoken.engine.weights.sources import DirectorySource, GgufSource, open_source
 from betoken.engine.weights.tensor_files import StoredTensor
 
 
@@ -43,6 +46,7 @@ class NoMtpLayerError(MtpRefusedError):
 Rotary = Callable[[Tensor, Tensor], Any]
 """Rows [1, R, H], whose type and device count, and positions [1, R] -> angles, as the layer takes them."""
 _DENSE = ("F32", "F16", "BF16")
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +74,13 @@ def find_layer(model: str, revision: str | None) -> MtpTensors:
 
     Raises:
         NoMtpLayerError: it holds none of a supported model type.
-        MtpRefusedError: it is quantised, and not to FP8.
+        MtpRefusedError: its format of quantised weights is not supported.
         ModelRefusedError: it cannot be read.
     """
-    source = None
-    if not model.endswith(".gguf") and split_hub_file(model) is None:
-        source = open_source(model, revision)
-    if not isinstance(source, DirectorySource):
-        raise NoMtpLayerError("MTP layers of GGUF files are not supported")
+    source = open_source(model, revision)
     try:
-        config, headers = source.config(), read_headers(source.path)
+        config = source.config()
+        headers = read_headers(source.path) if isinstance(source, DirectorySource) else {}
     except ModelRefusedError:
         raise
     except Exception as error:  # whatever the files' contents make transformers raise
@@ -87,20 +88,37 @@ def find_layer(model: str, revision: str | None) -> MtpTensors:
     layout = LAYOUTS.get(config.model_type)
     if layout is None:
         raise NoMtpLayerError(f"model_type: {config.model_type!r}: must be one of {', '.join(LAYOUTS)}")
+    if isinstance(source, GgufSource):
+        return _of_gguf(source, config)
     num_layers = config.num_hidden_layers
     files = {name: tensor for name, tensor in headers.items() if layout.own_name(name, num_layers)}
     if not files:
         raise NoMtpLayerError(f"it holds no MTP tensors, {layout.prefix.format(num_layers)}*")
     try:
-        dense = with_dense_fp8(getattr(config, "quantization_config", None), files)
+        empty = empty_models(config, torch.float32)[1]
+
+        def shape_of(path: str) -> tuple[int, int] | None:
+            return _linear_shape(empty, layout.own_name(f"{path}.weight", num_layers) or "")
+
+        dense = with_dense(getattr(config, "quantization_config", None), files, shape_of)
     except ModelRefusedError as error:
         raise MtpRefusedError(str(error)) from error
     found = {cast(str, layout.own_name(name, num_layers)): tensor for name, tensor in dense.items()}
     for tensor in found.values():
         if tensor.dtype not in _DENSE:
-            limit = f"must be one of {', '.join(_DENSE)}, or FP8 with its scales"
+            limit = f"must be one of {', '.join(_DENSE)}, or of a supported quantization"
             raise MtpRefusedError(f"{tensor.name}: {tensor.dtype}: {limit}")
     return MtpTensors(config, layout, found)
+
+
+def _of_gguf(source: GgufSource, config: Any) -> MtpTensors:
+    try:
+        found = read_mtp_layer(source.header, config, *empty_models(config, torch.float32))
+    except ModelRefusedError as error:
+        raise MtpRefusedError(str(error)) from error
+    if not found:
+        raise NoMtpLayerError(f"it holds no MTP tensors, blk.{config.num_hidden_layers}.nextn.*")
+    return MtpTensors(config, GGUF, found)
 
 
 def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
@@ -108,8 +126,11 @@ def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
     register_attention()
     config, layout = copy.deepcopy(config), LAYOUTS[config.model_type]
     config.num_mtp_layers, config.num_hidden_layers = 1, 1
+    is_nemotron = config.model_type == nemotron.MODEL_TYPE
+    if is_nemotron:
+        nemotron.settle(config)
     for name, usual in (("layer_types", layout.attention), ("mlp_layer_types", layout.mlp)):
-        if getattr(config, name, None):
+        if getattr(config, name, None) and not is_nemotron:
             kinds = (getattr(config, f"mtp_{name}", None) or [usual])[:1]
             setattr(config, name, kinds)
             setattr(config, f"mtp_{name}", kinds)
@@ -121,7 +142,10 @@ def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
     contexts = MtpModel.get_init_context(dtype, False, False, None)
     with ContextManagers(contexts), torch.device("meta"):
         target = model_class_of(config)(config)
-        return target, MtpModel(target, 1)
+        model = MtpModel(target, 1)
+        if is_nemotron:
+            nemotron.put_together(target, model)
+        return target, model
 
 
 def check_layer(found: MtpTensors) -> None:
@@ -149,7 +173,10 @@ def kv_shape(config: Any) -> LayerShape:
     """The layer's record of a token."""
     model, context = empty_models(config, torch.float32)[1], ProbeContext()
     layer: Any = model.layers[0]
-    layer.mtp_block.mlp = torch.nn.Identity()
+    if config.model_type == nemotron.MODEL_TYPE:
+        layer.mtp_block[1].mixer = torch.nn.Identity()
+    else:
+        layer.mtp_block.mlp = torch.nn.Identity()
     hidden = torch.zeros(1, 2, model.config.hidden_size, device="meta")
     call_layer(
         layer,
@@ -189,6 +216,21 @@ def call_layer(
         **{CONTEXT_KEYWORD: context},
     )
     return out
+
+
+def _linear_shape(model: MtpModel, name: str) -> tuple[int, int] | None:
+    """Outputs and inputs of the linear layer, or of the expert's, whose weight has this name; None of others."""
+    path = name.removesuffix(".weight")
+    if (expert := _EXPERT.fullmatch(path)) is not None:
+        module = model.get_submodule(expert[1])
+        own = "down_proj" if expert[2] == "down_proj" else up_name(module)
+        _, height, width = getattr(module, own).shape
+        return height // 2 if own == "gate_up_proj" else height, width
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError:
+        return None
+    return (layer.out_features, layer.in_features) if isinstance(layer, torch.nn.Linear) else None
 
 
 def _filled(found: MtpTensors, dtype: torch.dtype, device: str) -> MtpModel:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from betoken.engine.weights.gguf.mtp_layer import NEXTN
+
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?")
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")
 """Ends of names of copies of the target's tensors, which are not read."""
@@ -76,6 +78,11 @@ MIMO_V2 = Layout(
     attention="sliding_attention",
     mlp="dense",
 )
+NEMOTRON = Layout(
+    "mtp.layers.",
+    {"0.eh_proj.": "eh_proj.", "0.enorm.": "enorm.", "0.hnorm.": "hnorm.", "1.final_layernorm.": "post_norm."},
+)
+GGUF = Layout("blk.{}.", NEXTN)
 
 LAYOUTS: Mapping[str, Layout] = {
     "qwen3_next": QWEN,
@@ -87,5 +94,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "bailing_hybrid": DEEPSEEK,
     "mellum": MELLUM,
     "mimo_v2_flash": MIMO_V2,
+    "nemotron_h": NEMOTRON,
 }
 """Layouts by the model type of the language model."""

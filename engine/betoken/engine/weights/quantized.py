@@ -3,14 +3,16 @@
 A method that is not supported is refused by method, field and value.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from betoken.engine.config import EngineConfig
@@ -75,18 +77,19 @@ def select_loading(
 
 @dataclass(frozen=True, slots=True)
 class DenseTensor:
-    """An FP8 weight [N, K], dequantised when it is read. Implements the slice interface of transformers' loader."""
+    """A weight of numbers, made when it is read. Implements the slice interface of transformers' loader."""
 
     name: str
     """Name in the checkpoint."""
     shape: tuple[int, ...]
-    weight: StoredWeight
+    read: Callable[[], Tensor]
+    """Reads the numbers, for example of a quantised weight."""
     dtype = "F32"
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the dequantised weight in a half type."""
-        return 2 * self.shape[0] * self.shape[1]
+        """Bytes of the weight in a half type."""
+        return 2 * prod(self.shape)
 
     def get_dtype(self) -> str:
         """See safetensors."""
@@ -97,12 +100,20 @@ class DenseTensor:
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> Tensor:
-        tensor: Tensor = self.weight.weight().dequantised()[index]
-        return tensor
+        return self.read()[index]
 
 
-def with_dense_fp8(quantization: Any, files: Files) -> dict[str, StoredTensor | DenseTensor]:
-    """The tensors of a checkpoint with FP8 weights in place of the weights and their scales; others as they are.
+def dequantised(weights: Sequence[StoredWeight]) -> Tensor:
+    """Weights [N, K], one below the other, as numbers."""
+    return torch.cat([weight.weight().dequantised() for weight in weights])
+
+
+def with_dense(
+    quantization: Any, files: Files, shape_of: Callable[[str], tuple[int, int] | None]
+) -> dict[str, StoredTensor | DenseTensor]:
+    """The tensors of a checkpoint with dequantised weights in place of stored codes and scales; others as they are.
+
+    `shape_of`: outputs and inputs of a layer by its path; None if it is not linear.
 
     Raises:
         ModelRefusedError: the tensors of a weight do not fit its format.
@@ -114,14 +125,14 @@ def with_dense_fp8(quantization: Any, files: Files) -> dict[str, StoredTensor | 
     form: Any = _FORMATS[method]
     with _refusing(method):
         for layer, specs in by_layer(files).items():
-            shape, dtype = specs.get("weight", ((), ""))
-            if dtype != "F8_E4M3" or len(shape) != 2:
+            shape = shape_of(layer)
+            if shape is None or specs.keys() <= {"weight", "bias"}:
                 continue
             weight = read_layer(method, files, partial(form.stored_weight, quantization), layer, shape, specs)
             if weight is not None:
                 for name in set(specs) - {"bias"}:
                     del found[f"{layer}.{name}"]
-                found[f"{layer}.weight"] = DenseTensor(f"{layer}.weight", shape, weight)
+                found[f"{layer}.weight"] = DenseTensor(f"{layer}.weight", shape, partial(dequantised, (weight,)))
     return found
 
 

@@ -21,7 +21,7 @@ from betoken.engine.families import ARCHITECTURES
 from betoken.engine.weights.experts import is_experts
 from betoken.engine.weights.fingerprint import SAMPLE_BYTES
 from betoken.engine.weights.gguf.blocks import GROUPED_TYPES, read_blocks
-from betoken.engine.weights.gguf.places import Place, places_of, row_order
+from betoken.engine.weights.gguf.places import Place, Places, places_of, row_order
 from betoken.engine.weights.stored import Narrow, Stored, StoredConfig, StoredExperts, StoredWeight, load_beside
 from betoken.kernels.linear_grouped import Grouped
 
@@ -59,7 +59,7 @@ def load(
     state: dict[str, Any] = {}
 
     def plan(model: Any) -> dict[str, Stored]:
-        placed = _Placed(header, config, model)
+        placed = Placed(header, config, model)
         state.update(placed.dense())
         return placed.plan()
 
@@ -79,12 +79,13 @@ def _dtype_of(header: GgufHeader) -> torch.dtype:
     return _DENSE_TYPES[types.pop()] if len(types) == 1 and types <= set(_DENSE_TYPES) else torch.bfloat16
 
 
-class _Placed:
+class Placed:
     """A file's tensors by their places in a model."""
 
-    def __init__(self, header: GgufHeader, config: PreTrainedConfig, model: Any) -> None:
+    def __init__(self, header: GgufHeader, config: PreTrainedConfig, model: Any, places: Places | None = None) -> None:
+        """`places`: of the file's tensors; None = as transformers places them."""
         self.header, self.model = header, model
-        self.places = places_of(header.architecture, config, model)
+        self.places = places or places_of(header.architecture, config, model)
         self.parts: dict[str, dict[int, GgufTensor]] = {}
         self.in_turns: set[str] = set()
         """Names of weights the outputs of whose parts take turns."""
@@ -208,7 +209,7 @@ def _read(tensor: GgufTensor, inputs: Tensor | None, tensors: Mapping[str, Tenso
 class _Dense:
     """A weight of numbers, read when transformers asks for it; of experts, its concatenated parts."""
 
-    def __init__(self, placed: _Placed, name: str, tensors: list[GgufTensor]) -> None:
+    def __init__(self, placed: Placed, name: str, tensors: list[GgufTensor]) -> None:
         self._placed, self._tensors = placed, tensors
         self._takes_turns = name in placed.in_turns
 
