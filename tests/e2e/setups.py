@@ -16,7 +16,7 @@ from tests.e2e.in_process import VOCAB_SIZE, save_pair, save_pard_pair
 from tests.router.harness import byte_tokenizer_json
 
 SIZES = {"hidden_size": 32, "target_hidden_size": 32, "vocab_size": VOCAB_SIZE}
-"""Those of a layer for the tiny target."""
+"""Sizes of a layer for the tiny target."""
 
 
 def save_peagle(folder: Path) -> dict[str, Any]:

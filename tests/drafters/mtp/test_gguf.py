@@ -1,4 +1,4 @@
-"""The MTP layer of a GGUF file is that of the same checkpoint in safetensors."""
+"""The MTP layer of a GGUF file equals the same checkpoint in safetensors."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from tests.drafters.mtp.gguf_files import write_both
 from tests.engine.gguf_families import family_model, write_family
 
 TOLERANCES = {"F32": 1e-6, "Q8_0": 0.01, "Q4_1": 0.2}
-"""Of numbers of about 0.3 by type. Norms are stored with 1 added."""
+"""Tolerances by type, for numbers of about 0.3. Norms are stored with 1 added."""
 
 
 @pytest.mark.parametrize(

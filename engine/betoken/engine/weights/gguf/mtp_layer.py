@@ -70,7 +70,7 @@ def read_mtp_layer(header: GgufHeader, config: PreTrainedConfig, target: Any, mo
 
 
 class _LayerPlaces:
-    """Places of a block's tensors in `MtpModel`: those of the first decoder layer of a target, and of `nextn`."""
+    """Places of a block's tensors in `MtpModel`: a decoder layer, as the target's first, and `nextn`."""
 
     def __init__(self, inner: Places, start: str) -> None:
         """`start`: beginning of the block's names."""
