@@ -85,8 +85,7 @@ def load_model(
     if config.num_layers is not None:
         _keep_first_layers(text_config, config.num_layers)
         fingerprint += f":{config.num_layers}"
-    if config.quantize is not None:
-        fingerprint += f":{config.quantize}"
+    fingerprint += f":{config.quantize}" if config.quantize is not None else ""
     progress("loading weights", _READ_FROM)
     model = _load_weights(source, model_config, config, progress, split, find_packed and find_packed(fingerprint))
     num_parameters = sum(parameter.numel() for parameter in model.parameters()) + num_grouped(model)
