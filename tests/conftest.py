@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,7 @@ class FakeRunner:
     """
 
     vocab_size = 97
+    max_in_flight = 1
 
     def __init__(self, num_pages: int = 64, page_size: int = 4, max_context: int = 256, salt: int = 0) -> None:
         from betoken.engine.page_table import PageTable
@@ -132,6 +134,13 @@ class FakeRunner:
 
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
         return StepOutput(logits, torch.stack(features) if self.yields_features else None)
+
+    def begin(self, segments: Sequence) -> Sequence:
+        """A forward that `finish` runs, over the pages that sequences have now."""
+        return [replace(segment, page_ids=list(segment.page_ids)) for segment in segments]
+
+    def finish(self, begun: Sequence) -> Any:
+        return self.forward(begun)
 
     def compact(self, paths: Sequence) -> None:
         for path in paths:

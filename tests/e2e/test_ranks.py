@@ -46,11 +46,14 @@ async def ids_of(stack: Stack, prompts: list[str]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.timeout(400)
-async def test_answers_go_on_with_equal_tokens_if_a_rank_is_killed(pair, prompts: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--tensor-parallel", *slow("--pipeline")])
+async def test_answers_go_on_with_equal_tokens_if_a_rank_is_killed(
+    option: str, pair, prompts: list[str], tmp_path: Path
+) -> None:
     shared = ServiceProcess(
         "ranks",
         VERIFY_MODULE,
-        ("--model", pair.target, *OPTIONS, "--tensor-parallel", "2"),
+        ("--model", pair.target, *OPTIONS, option, "2"),
         directory=tmp_path,
         host=f"unix:{tmp_path}/ranks.sock",
     )
@@ -70,7 +73,7 @@ async def test_answers_go_on_with_equal_tokens_if_a_rank_is_killed(pair, prompts
 
 async def check_failover(stack: Stack, shared: ServiceProcess, prompts: list[str]) -> None:
     workers = (await stack.client.model_info()).verify_workers
-    assert sorted(worker.tensor_parallel_degree for worker in workers) == [1, 2]
+    assert sorted(worker.tensor_parallel_degree * worker.pipeline_parallel_degree for worker in workers) == [1, 2]
     assert {worker.state for worker in workers} == {"ready"}
     (rank,) = ranks_of(shared.pid)
     expected = await ids_of(stack, prompts)
@@ -88,7 +91,9 @@ async def check_failover(stack: Stack, shared: ServiceProcess, prompts: list[str
 
 async def shared_workers(stack: Stack) -> list:
     info = await stack.client.model_info()
-    return [worker for worker in info.verify_workers if worker.tensor_parallel_degree == 2]
+    return [
+        worker for worker in info.verify_workers if worker.tensor_parallel_degree * worker.pipeline_parallel_degree == 2
+    ]
 
 
 ATTACHED: dict[str, dict[str, Any]] = {

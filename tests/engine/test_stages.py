@@ -18,9 +18,10 @@ from betoken.engine.ranks import micro_batches
 from betoken.engine.ranks.loading import load_part
 from betoken.engine.ranks.stages import OtherLayer, stage_layers
 from betoken.engine.runner import ModelRunner
+from betoken.engine.tree import KeptPath
 from tests.engine import quantized_files as files
 from tests.engine.gguf_files import tiny_model, write_gguf
-from tests.engine.rank_threads import TIMEOUT_S, bits_of, config_of, joined, shared_runner
+from tests.engine.rank_threads import SEQUENCES, TIMEOUT_S, bits_of, config_of, joined, shared_runner
 from tests.engine.tiny import save_tiny
 from tests.products import slow
 
@@ -67,6 +68,33 @@ def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_stages(tmp_path:
 def test_a_quantized_model_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
     files.write_quantized(Path(save_tiny(tmp_path, "llama")), files.gptq_config(4, 32), files.store_gptq(4, 32, less=1))
     check_equal_bits(config_of(str(tmp_path)))
+
+
+def interleaved_bits(runner: ModelRunner, is_staged: bool) -> list[Tensor]:
+    """Logits of two sequences, of which the first decodes a tree and compacts it while the second is under way."""
+    first, second = SEQUENCES[0][:9], SEQUENCES[0][9:]
+    pages = [runner.page_table.allocate([*ids, *range(8)])[0] for ids in (first, second)]
+    prompts = [Segment(own, 0, ids, len(ids)) for own, ids in zip(pages, (first, second), strict=True)]
+    tree = Segment(pages[0], 9, [31, 32, 33, 34, 35], 5, [-1, -1, 1, 0, 2], num_committed=9)
+    steps = [prompts[0], prompts[1], tree, Segment(pages[1], len(second), [7], 1), Segment(pages[0], 12, [40], 1)]
+    found, begun = [], []
+    for number, segment in enumerate(steps):
+        if number == 4:  # while the second sequence is under way
+            runner.compact([KeptPath(pages[0], 9, [1, 2, 4])])
+        begun.append(runner.begin([segment]))
+        if not is_staged or len(begun) == 2:
+            found.append(runner.finish(begun.pop(0)).logits.clone())
+    return [*found, *(runner.finish(each).logits.clone() for each in begun)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_two_forwards_under_way_have_the_bits_of_one_after_the_other(family: str, tmp_path: Path) -> None:
+    config = config_of(save_tiny(tmp_path, family), max_draft_tokens=8)
+    alone = interleaved_bits(load_runner(config), is_staged=False)
+    with shared_runner(config, 2, 2) as shared:
+        assert shared.max_in_flight == 2
+        for ours, theirs in zip(interleaved_bits(shared, is_staged=True), alone, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow

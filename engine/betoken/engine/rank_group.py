@@ -5,6 +5,7 @@ the first layers. Exchanges move bytes and add nothing, so results do not depend
 It knows tensors and numbers, not models or commands.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -56,7 +57,8 @@ class RankGroup:
         self.state_type: torch.dtype | None = None
         """Element type of the hidden states that the previous stage sends; None before the first."""
         self._has_sent_type = False
-        self._sent: tuple[Any, Tensor] | None = None
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        """Messages to the next stage that it may not have taken yet."""
         self._link, self._tensors = link, link if tensors is None else tensors
         self._counts = np.zeros(size, np.int64) if counts is None else counts
         self._explain = explain
@@ -158,13 +160,16 @@ class RankGroup:
         return self._lost
 
     def _send_to_next(self, x: Tensor) -> None:
-        """Start to send; the tensor is kept until the next stage has taken it."""
+        """Start to send; tensors are kept until the next stage has taken them.
+
+        Stages have at most as many forwards under way as there are stages, each in as many micro-batches.
+        """
         if self._lost is not None:
             raise self._lost
         try:
-            if self._sent is not None:
-                self._sent[0].wait()
-            self._sent = self._link.send([x], self.rank - self.columns.size, 0), x
+            if len(self._sent) > self.num_stages**2:
+                self._sent.popleft()[0].wait()
+            self._sent.append((self._link.send([x], self.rank - self.columns.size, 0), x))
         except RuntimeError as error:
             raise self.fail(RankLostError(self._explain(error))) from error
 

@@ -6,6 +6,7 @@ One thread owns a runner. Row r of the logits depends on its own sequence and po
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 import transformers
@@ -16,6 +17,25 @@ from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.parts import ModelParts
 from betoken.engine.tree import KeptPath
+
+
+class BegunForward(NamedTuple):
+    """A forward under way."""
+
+    segments: Sequence[Segment]
+    batch: Batch
+
+
+class StagedForward(Protocol):
+    """A forward in stages, of which the first may run a batch while the last runs an earlier one."""
+
+    def begin(self, batch: Batch) -> None:
+        """Begin to run a batch."""
+        ...
+
+    def finish(self, batch: Batch) -> StepOutput:
+        """Return the results of the batch that was begun first."""
+        ...
 
 
 class ModelRunner:
@@ -29,8 +49,14 @@ class ModelRunner:
         max_num_batched_tokens: int,
         feature_layers: Sequence[int] = (),
         num_waiting: int = 0,
+        stages: StagedForward | None = None,
+        max_in_flight: int = 1,
     ) -> None:
-        """`num_waiting`: maximum number of tokens that wait next to a recurrent state; 0 for a model without states."""
+        """Args:
+        num_waiting: maximum number of tokens that wait next to a recurrent state; 0 for a model without states.
+        stages: `forward`, if it runs in pipeline stages.
+        max_in_flight: forwards of distinct sequences that may be begun at a time.
+        """
         self.info = info
         self.page_table = page_table
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -49,6 +75,9 @@ class ModelRunner:
         the last is the state after the final norm. See `StepOutput.features`."""
         self._forward = forward
         self._num_waiting = num_waiting
+        self._stages = stages
+        self.max_in_flight = max_in_flight
+        """Forwards of distinct sequences that may be begun before the first of them finishes."""
 
     @property
     def forward_of_model(self) -> Forward:
@@ -95,15 +124,28 @@ class ModelRunner:
         Raises:
             ValueError: see `build_batch`; or a token id is outside the vocabulary, a position beyond max_context.
         """
+        return self.finish(self.begin(segments))
+
+    @torch.inference_mode()
+    def begin(self, segments: Sequence[Segment]) -> BegunForward:
+        """Begin a forward, whose sequences are in no other one; at most `max_in_flight`. See `forward`."""
         batch = build_batch(segments, self.page_table.page_size, self.max_num_batched_tokens)
         self._check_range(batch)
-        if not self._num_waiting:
-            return self._forward(batch)
-        batch.state_columns = state_columns(segments, self._num_waiting, self.page_table.page_size)
-        if self.page_table.snapshots is not None and (copies := self.page_table.snapshots.take_copies()):
-            self._forward.copy_states(copies)
-        output = self._forward(batch)
-        note_applied(segments, batch.state_columns)
+        if self._num_waiting:
+            batch.state_columns = state_columns(segments, self._num_waiting, self.page_table.page_size)
+            if self.page_table.snapshots is not None and (copies := self.page_table.snapshots.take_copies()):
+                self._forward.copy_states(copies)
+        if self._stages is not None:
+            self._stages.begin(batch)
+        return BegunForward(segments, batch)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunForward) -> StepOutput:
+        """Return the results of the forward that was begun first."""
+        batch = begun.batch
+        output = self._forward(batch) if self._stages is None else self._stages.finish(batch)
+        if batch.state_columns is not None:
+            note_applied(begun.segments, batch.state_columns)
         return output
 
     @torch.inference_mode()

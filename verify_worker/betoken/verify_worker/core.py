@@ -5,6 +5,7 @@ Runs on the model thread. It knows no protobuf and no streams: results leave thr
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from betoken.verify_worker.gathering import Gathering
 from betoken.verify_worker.prompt_logprobs import PromptPart
 from betoken.verify_worker.scheduler import Scheduler, Work
 from betoken.verify_worker.sequence import Block, Decision, VerifySequence
-from betoken.verify_worker.verify import verify_step
+from betoken.verify_worker.verify import BegunStep, begin_step, finish_step
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class VerifyCore:
         self._scheduler = scheduler
         self._sink = sink
         self._sequences: SequenceTable[Open, VerifySequence] = SequenceTable(self, sink, max_sequences, fast_wake)
+        self._in_flight: deque[BegunStep] = deque()
+        """Forwards under way, oldest first, of distinct sequences."""
         self._stepped_ns = 0
         """When the last forward's decisions were handed out: `time.perf_counter_ns`."""
         self._retry_at_s: float | None = None
@@ -81,7 +84,7 @@ class VerifyCore:
     @property
     def has_work(self) -> bool:
         is_wanted = self._retry_at_s is None and any(seq.wants_forward for seq in self._sequences.values())
-        return is_wanted or self._attached.has_work
+        return is_wanted or bool(self._in_flight) or self._attached.has_work
 
     def apply(self, command: VerifyCommand) -> None:
         """Apply a command. A fault of its sequence closes the sequence and is reported."""
@@ -115,7 +118,7 @@ class VerifyCore:
 
     def let_go(self, sequence: VerifySequence) -> None:
         """Free the pages of a sequence that is closed."""
-        self._retry_at_s = None
+        self._retry_at_s, sequence.is_closed = None, True
         self._attached.close(sequence)
         self._scheduler.release(sequence)
         counts = {NUM_DRAFT_TOKENS: sequence.num_draft_tokens, NUM_ACCEPTED: sequence.num_accepted}
@@ -130,28 +133,44 @@ class VerifyCore:
         return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     def step(self) -> None:
-        """Draft, schedule, run one forward, hand out its decisions. A failing forward ends the sequences that were in
-        it."""
+        """Draft, schedule, begin one forward, and finish the oldest one unless another may be begun before. A failing
+        forward ends the sequences that were in it."""
+        is_begun = self._begin()
+        if self._in_flight and not (is_begun and len(self._in_flight) < self._runner.max_in_flight):
+            self._finish()
+
+    def _begin(self) -> bool:
+        """Begin a forward if there is something to run now."""
         if self._attached.has_sequences:
             self._attached.propose(self._price.price)
         if self._gathering is not None and (wait_ns := self._wait_ns(self._gathering)):
             self._retry_at_s = time.monotonic() + wait_ns * 1e-9
-            return
-        planned = self._scheduler.plan(self._sequences.values())
+            return False
+        planned = self._scheduler.plan(self._sequences.values(), self._runner.max_in_flight)
         if not planned:
-            if self._attached.has_work:  # a round that waits for its draft
-                return
-            self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
-            return
+            if not self._in_flight and not self._attached.has_work:  # no round waits for its draft
+                self._retry_at_s = time.monotonic() + self._scheduler.idle_grace_s
+            return False
         try:
-            decisions, committed, prompt_parts = verify_step(self._runner, planned)
+            self._in_flight.append(begin_step(self._runner, planned))
         except RankLostError:
             raise  # no later forward can succeed; sequences go on at other workers
         except Exception:
-            logger.exception("a forward over %d sequences failed", len(planned))
-            for work in planned:
-                self._sequences.fail(work.sequence.key, InternalError("the forward failed"))
+            self._forward_failed(planned)
+            return False
+        return True
+
+    def _finish(self) -> None:
+        """Finish the oldest forward and hand out its decisions."""
+        step = self._in_flight.popleft()
+        try:
+            decisions, committed, prompt_parts = finish_step(self._runner, step)
+        except RankLostError:
+            raise
+        except Exception:
+            self._forward_failed(step.planned)
             return
+        planned = [work for work in step.planned if not work.sequence.is_closed]
         decided = {decision.key: decision.base_length for decision in decisions}
         for work in planned:
             if (base_length := decided.get(work.sequence.key)) is not None:
@@ -166,6 +185,12 @@ class VerifyCore:
         self._stepped_ns = time.perf_counter_ns()
         self._learn(planned, decisions)
         self._sequences.report_pending()
+
+    def _forward_failed(self, planned: Sequence[Work]) -> None:
+        logger.exception("a forward over %d sequences failed", len(planned))
+        for work in planned:
+            if not work.sequence.is_closed:
+                self._sequences.fail(work.sequence.key, InternalError("the forward failed"))
 
     def _send_prompt_logprobs(self, parts: Sequence[PromptPart]) -> None:
         for part in parts:
@@ -196,7 +221,7 @@ class VerifyCore:
     def _verify(self, command: Verify) -> None:
         """Queue a draft block for the next forward."""
         key, block = command.key, Block(command.draft_ids, command.parents, command.draft_probs)
-        seq = self._sequences.find(key)
+        seq = self._landed(key)
         if seq is None:
             return
         room = seq.max_length - command.base_length - 1
@@ -218,9 +243,15 @@ class VerifyCore:
             seq.block, seq.attached_round, seq.rounds = block, None, PLAIN
             seq.plain_until = command.base_length + 1 + command.num_plain_steps if command.num_plain_steps else 0
 
+    def _landed(self, key: SequenceKey) -> VerifySequence | None:
+        """The open sequence, after a forward under way over it."""
+        while (seq := self._sequences.find(key)) is not None and seq.is_in_flight:
+            self._finish()
+        return seq
+
     def _grant(self, command: Grant) -> None:
         """Extend a grant of plain steps or rounds."""
-        seq = self._sequences.find(command.key)
+        seq = self._landed(command.key) if command.drafter else self._sequences.find(command.key)
         if seq is None:
             return
         error = self._attached.refusal(seq, command)

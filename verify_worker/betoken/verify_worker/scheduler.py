@@ -94,7 +94,7 @@ class _Plan:
         taking_part = {id(work.sequence) for work in self.work}
         for other in self.holders:
             is_weaker = other.order > seq.order or other.is_idle_since(self.idle_before_ns)
-            if is_weaker and other.page_ids and id(other) not in taking_part:
+            if is_weaker and other.page_ids and not other.is_in_flight and id(other) not in taking_part:
                 yield other
 
 
@@ -112,13 +112,18 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
-    def plan(self, sequences: Collection[VerifySequence]) -> list[Work]:
-        """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`."""
+    def plan(self, sequences: Collection[VerifySequence], max_in_flight: int = 1) -> list[Work]:
+        """The next forward's work; empty when nothing can run before a sequence has been idle for `idle_grace_s`.
+
+        `max_in_flight`: forwards under way among which sequences are divided.
+        """
         waiting = [seq for seq in sequences if seq.wants_forward]
         waiting.sort(key=lambda seq: seq.queued_ns)
         plan = self._begin(sequences, waiting)
+        num_in_flight = sum(seq.is_in_flight for seq in sequences) if max_in_flight > 1 else 0
+        most = -(-(len(waiting) + num_in_flight) // max_in_flight)
         for seq in waiting:
-            if plan.rows_left == 0:
+            if plan.rows_left == 0 or len(plan.work) == most:
                 break
             if not seq.page_ids and not (self._may_start(seq, plan) and self._start(seq, plan)):
                 continue
@@ -154,7 +159,9 @@ class Scheduler:
         if decoding is not None:
             num_drafts = len(decoding.block.draft_ids) if decoding.block is not None else 0
             prefill = min(self._max_prefill_tokens, rows - 1 - num_drafts)
-        elif any(seq.is_between_blocks and not seq.is_idle_since(idle_before_ns) for seq in sequences):
+        elif any(
+            seq.is_in_flight or (seq.is_between_blocks and not seq.is_idle_since(idle_before_ns)) for seq in sequences
+        ):
             prefill = min(self._max_prefill_tokens, rows)
         oldest_preempted = min((seq.order for seq in waiting if seq.is_preempted), default=math.inf)
         holders = [seq for seq in sequences if seq.page_ids]

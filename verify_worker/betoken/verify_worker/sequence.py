@@ -99,6 +99,9 @@ class VerifySequence:
     """While it waits for pages: what others have computed of it."""
     kv_length: int = 0
     is_preempted: bool = False
+    is_in_flight: bool = False
+    """Whether a forward under way has its tokens."""
+    is_closed: bool = False
     block: Block | None = None
     plain_until: int = 0
     """Committed length up to which the worker may decode alone."""
@@ -174,11 +177,14 @@ class VerifySequence:
     def wants_draft(self) -> bool:
         """Whether the next round is to have a draft of its attached drafter that was not proposed yet."""
         is_granted = self.rounds.num_draft_tokens > 0 and self.plain_until > len(self.ids)
-        return is_granted and self.block is None and self.attached_round is None
+        return is_granted and self.block is None and self.attached_round is None and not self.is_in_flight
 
     @property
     def wants_forward(self) -> bool:
-        """Whether there is something to compute; a preempted sequence starts over only when its router waits for it."""
+        """Whether the next forward has something to compute; a preempted sequence starts over only when its router
+        waits for it."""
+        if self.is_in_flight:
+            return False
         return self.has_block or self.has_pending_prompt_logprobs or (self.num_missing_kv > 0 and not self.is_preempted)
 
     @property
@@ -194,7 +200,7 @@ class VerifySequence:
 
     def is_idle_since(self, time_ns: int) -> bool:
         """Whether it has had nothing to compute since then (`time.perf_counter_ns`)."""
-        return not self.wants_forward and self.idle_since_ns <= time_ns
+        return not self.wants_forward and not self.is_in_flight and self.idle_since_ns <= time_ns
 
     def commit(self, emitted_ids: list[int]) -> int:
         """Append decided tokens; return how many belong to the answer, up to an id that ends it.

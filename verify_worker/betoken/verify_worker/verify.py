@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from betoken.drafters.host.feed import CommittedRows
 from betoken.engine.batch import Segment
-from betoken.engine.runner import ModelRunner
+from betoken.engine.runner import BegunForward, ModelRunner
 from betoken.engine.sampler import SampleGroup
 from betoken.engine.sampler.verification import BlockGroup, Verified, verify_blocks
 from betoken.engine.tree import KeptPath
@@ -32,15 +32,38 @@ class Stepped(NamedTuple):
     prompt_parts: list[PromptPart]
 
 
-def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> Stepped:
-    """Run one forward over the planned work and commit what it decides.
+class BegunStep(NamedTuple):
+    """A forward under way over planned work."""
+
+    planned: Sequence[Work]
+    segments: Sequence[Segment]
+    forward: BegunForward | None
+    """None: it runs when the step finishes."""
+    started_ns: int
+
+
+def begin_step(runner: ModelRunner, planned: Sequence[Work]) -> BegunStep:
+    """Begin one forward over the planned work.
 
     A block of K draft tokens is K + 1 rows. Row 0 sees the committed ids; row i + 1 also sees draft id i and its path.
     The token after the accepted path so comes from the same forward. Prefill rows yield logits only if the prompt's
-    logprobs are requested. A sequence whose logits choose no token gets no decision.
+    logprobs are requested.
     """
     started_ns = time.perf_counter_ns()
-    output = runner.forward([_segment(work) for work in planned])
+    segments = [_segment(work) for work in planned]
+    begun = runner.begin(segments) if runner.max_in_flight > 1 else None
+    for work in planned:
+        work.sequence.is_in_flight = True
+    return BegunStep(planned, segments, begun, started_ns)
+
+
+def finish_step(runner: ModelRunner, step: BegunStep) -> Stepped:
+    """Finish the forward begun first and commit what it decides. A sequence that was closed meanwhile, or whose logits
+    choose no token, gets no decision."""
+    planned, started_ns = step.planned, step.started_ns
+    for work in planned:
+        work.sequence.is_in_flight = False
+    output = runner.forward(step.segments) if step.forward is None else runner.finish(step.forward)
     verified = [work for work in planned if work.takes_block]
     prompt_parts = prompt_logprobs_of(output.logits, planned)
     logits = block_logits(output.logits, planned)
@@ -54,6 +77,10 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> Stepped:
     for work in planned:
         row, first_row = first_row, first_row + work.num_rows
         first_position = work.sequence.kv_length
+        if work.sequence.is_closed:
+            if work.takes_block:
+                next(judged)
+            continue
         if not work.takes_block:
             work.sequence.kv_length += work.num_prefill
             committed.add(work.sequence.key, first_position, row, work.num_prefill, ())
@@ -71,6 +98,8 @@ def verify_step(runner: ModelRunner, planned: Sequence[Work]) -> Stepped:
     if kept_paths:
         runner.compact(kept_paths)
     for work in planned:
+        if work.sequence.is_closed:
+            continue
         runner.page_table.publish(work.sequence.page_ids, work.sequence.ids, work.sequence.kv_length)
     return Stepped(decisions, committed, prompt_parts)
 

@@ -89,9 +89,11 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
         if model.device.type == "cpu":
             native.load(config.cache_dir)  # sampling's, or the first request that draws would wait for a compiler
         forward, num_pages = prepare(config, examined, report)
+        num_stages, leading = 1, None
         if config.ranks is not None:
             agree(config.ranks, examined.info, forward)
-            forward = LeadingForward(forward, config.ranks, examined.info.vocab_size)
+            forward = leading = LeadingForward(forward, config.ranks, examined.info.vocab_size)
+            num_stages = config.ranks.num_stages
         info = within_pages(config, examined, num_pages)
         states = state_table(config, examined, num_pages)
         # A page says what a sequence's keys are, not what its states have seen.
@@ -104,6 +106,8 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
             config.max_num_batched_tokens,
             examined.feature_layers,
             num_waiting(config, examined),
+            leading if num_stages > 1 else None,
+            num_stages,
         )
         if config.self_check:
             report("checking against the model's own forward", 0.3)

@@ -3,11 +3,13 @@
 An error after a call was announced leaves the ranks at different exchanges, so it ends the group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -28,6 +30,7 @@ from betoken.engine.step import StepContext
 from betoken.engine.tree import KeptPath
 from betoken.engine.weights.activations import exact_rows
 
+_ResultT = TypeVar("_ResultT")
 _numbers = count()
 _leading: "WeakValueDictionary[int, LeadingParts]" = WeakValueDictionary()
 
@@ -74,6 +77,8 @@ class LeadingForward:
 
     def __init__(self, forward: Forward, group: RankGroup, vocab_size: int) -> None:
         self._forward, self._group = forward, group
+        self._announced: deque[tuple[Batch | None, Callable[[], StepOutput | None]]] = deque()
+        """Calls of other ranks that this rank has still to make, in their order, and the batches that they run."""
         self.parts: ModelParts = LeadingParts(forward.parts, group, vocab_size)
         """See `Forward`."""
 
@@ -109,18 +114,47 @@ class LeadingForward:
 
     def __call__(self, batch: Batch) -> StepOutput:
         """See `Forward`."""
-        with all_ranks(self._group, pack_batch(batch)):
-            return micro_batches.run(self._forward, batch, self._group)
+        self.begin(batch)
+        return self.finish(batch)
+
+    def begin(self, batch: Batch) -> None:
+        """Let the other ranks run a batch; this rank runs it in `finish`, after the batches begun before."""
+        self._group.send(pack_batch(batch))
+        self._announced.append((batch, partial(micro_batches.run, self._forward, batch, self._group)))
+
+    def finish(self, batch: Batch) -> StepOutput:
+        """Run the oldest batch begun, after the calls announced before it."""
+        while self._announced:
+            announced, call = self._announced.popleft()
+            output = self._call(call)
+            if announced is not None:
+                assert announced is batch and output is not None, "batches finish in the order of their beginning"
+                return output
+        raise AssertionError("a batch is begun before it finishes")
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
-        with all_ranks(self._group, pack_paths(paths)):
-            self._forward.compact(paths)
+        self._announce(pack_paths(paths), partial(self._forward.compact, paths))
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """See `Forward`."""
-        with all_ranks(self._group, pack_copies(copies)):
-            self._forward.copy_states(copies)
+        self._announce(pack_copies(copies), partial(self._forward.copy_states, copies))
+
+    def _announce(self, message: Numbers, call: Callable[[], None]) -> None:
+        """Let all ranks make a call, after the batches that are begun."""
+        self._group.send(message)
+        if self._announced:
+            self._announced.append((None, call))
+        else:
+            self._call(call)
+
+    def _call(self, call: Callable[[], _ResultT]) -> _ResultT:
+        try:
+            return call()
+        except RankLostError:
+            raise
+        except Exception as error:
+            raise self._group.fail(error) from error
 
     def compile(self, cache_dir: Path) -> None:
         """See `Forward`; all ranks run compiled functions, or none does."""
