@@ -157,7 +157,7 @@ def _write(path: Path, places: Mapping[str, tuple[int, PackedLayer]], num_bytes:
         for at, layer in places.values():
             if file.tell() <= start + at:
                 file.seek(start + at)
-                file.write(memoryview(layer.packed.numpy()))
+                file.write(layer.packed.numpy().data)
         file.flush()
         os.fsync(file.fileno())
 
