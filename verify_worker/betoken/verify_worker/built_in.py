@@ -1,5 +1,7 @@
 """Names the drafters whose weights the target's checkpoint holds, the same on all ranks of a worker."""
 
+import logging
+
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
 from betoken.drafters.registry import BUILT_IN, SPECS, check_attached
@@ -7,23 +9,26 @@ from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.sources import open_source
 from betoken.verify_worker.settings import VerifyWorkerSettings
 
+_log = logging.getLogger(__name__)
+
 
 def with_built_in(settings: VerifyWorkerSettings, progress: Progress) -> VerifyWorkerSettings:
     """The settings with built-in drafters by their own names.
 
     Raises:
         ModelRefusedError: the checkpoint cannot be found.
-        FailedPreconditionError: a drafter chooses among others that are not there, or pipeline stages exclude it.
+        FailedPreconditionError: a drafter chooses among others that are not there.
     """
     if BUILT_IN in settings.attached_drafters:
         progress("finding the checkpoint", 0.0)
         open_source(settings.model, settings.revision, progress)  # downloads it
     names = resolve_built_in(settings)
+    if settings.pipeline > 1:
+        for name in (name for name in names if SPECS[name].features is not None):
+            _log.warning("%s of the checkpoint is not attached: it reads hidden states of other pipeline stages", name)
+        names = tuple(name for name in names if SPECS[name].features is None)
     try:
         check_attached(names)
     except ValueError as error:
         raise FailedPreconditionError(str(error)) from None
-    if settings.pipeline > 1 and (readers := [name for name in names if SPECS[name].features is not None]):
-        limit = f"must be 1 with {readers[0]} of the checkpoint; --attached-drafters none leaves it out"
-        raise FailedPreconditionError(f"--pipeline = {settings.pipeline}: {limit}")
     return settings.model_copy(update={"attached_drafters": names})
