@@ -19,12 +19,12 @@ TEMPERATURES = {"ngram": 0.0, "medusa": 0.8, "eagle3": 0.8}
 PROMPTS = [f"{n} is {n} and {n} is {n}, so {n} is " for n in range(8)]
 
 
-def save_eagle3(folder: Path) -> dict[str, Any]:
+def save_eagle3(folder: Path, seed: int = 0) -> dict[str, Any]:
     """Writes a layer for the pair; the options of a verify worker for it."""
     shape = tiny_shape(
         hidden_size=32, target_hidden_size=32, vocab_size=VOCAB_SIZE, draft_vocab_size=200, state_layers=(0, 1, 1)
     )
-    save_layer(folder / "eagle3", tiny_layer(shape, spread=0.4))
+    save_layer(folder / "eagle3", tiny_layer(shape, seed, spread=0.4))
     return {"eagle3": str(folder / "eagle3")}
 
 

@@ -81,7 +81,8 @@ async def test_modes_with_eagle3_repeat_whatever_is_cached(tmp_path: Path) -> No
 async def test_rejection_with_the_layers_own_probabilities_keeps_the_targets_distribution(tmp_path: Path) -> None:
     """The first token comes with the prompt, the second is of the first draft."""
     rejection = Speculation("eagle3", num_draft_tokens=3, mode=VerificationMode.REJECTION)
-    async with services(tmp_path, {"drafters": ("model",)}, save_all(tmp_path)) as client:
+    verify = save_all(tmp_path) | save_eagle3(tmp_path, seed=1)  # of whose tokens the target takes some
+    async with services(tmp_path, {"drafters": ("model",)}, verify) as client:
         await assert_distributed_as_plain(client, rejection, 600)
 
 
