@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from betoken.client import AsyncClient, Completion, InvalidArgumentError
 from betoken.verify_worker import core
-from betoken.verify_worker.verify import verify_step
+from betoken.verify_worker.verify import finish_step
 from tests.e2e.in_process import save_pair, save_pard_pair, services
 from tests.e2e.schemas import CALL, EVENT, PERSON
 from tests.products import covering
@@ -180,13 +180,13 @@ async def test_failover_changes_no_constrained_answer(folder: Path, monkeypatch:
         num_forwards += 1
         if num_forwards % 10 == 0:
             raise RuntimeError("lost")
-        return verify_step(*args)
+        return finish_step(*args)
 
     async with services(folder) as client:
         for cell in (PLAIN, CELLS["model"], CELLS["tree of n-grams"]):
             expected = await answer(client, PERSON, temperature=0.8, **cell)
             with monkeypatch.context() as patch:
-                patch.setattr(core, "verify_step", failing)
+                patch.setattr(core, "finish_step", failing)
                 lost = await answer(client, PERSON, temperature=0.8, **cell)
             assert lost.output_ids == expected.output_ids
             assert lost.speculation.num_failovers > 0

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from betoken.router.workers.draft import Draft
 from betoken.router.workers.mailbox import Patience
+from betoken.router.workers.verify_requests import Grant, Verification
 from betoken.router.workers.verify_session import ResultLimits, SequenceLostError, VerifySession
 from betoken.v1.verify_pb2 import DraftBlock, VerificationResult
 
@@ -64,3 +66,23 @@ async def test_the_result_timeout_may_shrink_during_the_wait() -> None:
     has_other = True
     with pytest.raises(SequenceLostError, match="no verification result"):
         await asyncio.wait_for(waiting, 5)
+
+
+def test_a_shorter_grant_takes_nothing_back() -> None:
+    """The worker still decodes as far as the earlier one reaches: what it sends meanwhile answers no draft."""
+    session = session_with([])
+    session.grant(Grant(base_length=3, num_tokens=64, num_draft_tokens=3))
+    session.grant(Grant(base_length=10, num_tokens=16, num_draft_tokens=3, drafter="ngram"))
+    assert session.granted == Grant(base_length=10, num_tokens=57, num_draft_tokens=3, drafter="ngram")
+
+
+async def test_a_result_on_the_workers_own_draft_answers_no_other_draft() -> None:
+    session = session_with([])
+    draft = Draft(ids=[5, 6], probs=(), parents=(), sources=(), queue_ns=0, forward_ns=0, num_forwards=1)
+    result = VerificationResult(sequence_id=1, base_length=3, num_draft_tokens=2, num_accepted=1, next_id=7)
+    session.deliver(result)
+    assert await session.verify(Verification(3, draft)) == result
+    result.attached.accepted_ids.append(8)
+    session.deliver(result)
+    with pytest.raises(SequenceLostError, match="a verification result that cannot be at 3"):
+        await session.verify(Verification(3, draft))

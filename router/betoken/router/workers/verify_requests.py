@@ -32,6 +32,8 @@ class Verification:
 
     def is_answered_by(self, result: VerificationResult) -> bool:
         """Whether what a verification result accepts can be of this draft."""
+        if result.HasField("attached"):  # it answers a grant, and what it accepted is not of this draft
+            return False
         if not result.num_accepted <= result.num_draft_tokens == len(self.draft.ids):
             return False
         parents, path = self.draft.parents, result.path

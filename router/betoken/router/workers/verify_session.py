@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from betoken.router.workers.attached_draft import can_be
@@ -81,7 +81,7 @@ class VerifySession:
         worker does not report it."""
         self.sequence_id = sequence_id
         self.granted: Grant = NOTHING_GRANTED
-        """The newest grant."""
+        """The newest grant, as far as the worker may decode: an earlier one that reaches further still holds."""
         self._host = host
         self._limits = limits
         self._timeout_s = timeout_s
@@ -128,7 +128,8 @@ class VerifySession:
 
     def grant(self, grant: Grant) -> None:
         """Let the worker decode alone. Raises as `verify`."""
-        self.granted = grant
+        num_tokens = max(grant.end, self.granted.end) - grant.base_length
+        self.granted = grant = replace(grant, num_tokens=num_tokens)
         block = grant.block(self.sequence_id)
         block.num_draft_tokens = min(grant.num_draft_tokens, self._limits.max_attached)
         self._host.send_block(block)
