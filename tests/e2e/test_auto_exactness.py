@@ -133,3 +133,22 @@ async def test_auto_rounds_are_granted_in_small_parts(services: Running, monkeyp
     monkeypatch.setattr(SequenceRates, "choose", lambda rates, candidates, level: DraftSource("ngram", True))
     await answers(services.client, 0.0)
     assert 0 < max(granted) <= 64
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_grants_that_become_shorter_change_no_token(
+    services: Running, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Otherwise the result of an attached round would be taken for the answer to a remote draft."""
+    expected = await answers(services.client, temperature, off=True)
+    rng, renew = random.Random(round(10 * temperature)), AttachedRounds.renew
+
+    def renewed(rounds: AttachedRounds, session: Any, length: int, room: int, most: int) -> None:
+        renew(rounds, session, length, room, rng.choice((4, 64)))
+
+    monkeypatch.setattr(AttachedRounds, "renew", renewed)
+    choice = RandomChoice(round(10 * temperature))
+    monkeypatch.setattr(SequenceRates, "choose", lambda *arguments: choice(*arguments))
+    given = await answers(services.client, temperature, drafter="auto", num_draft_tokens=3)
+    assert reported(given) == reported(expected)
+    assert not any(one.speculation.num_failovers for one in given)
