@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -44,6 +45,41 @@ async def test_tokens_are_the_same_with_overlapped_rounds(tmp_path, num_outcomes
                 assert sum(one.num_ahead_hits for one in stats) <= num_used
                 assert num_used <= sum(one.num_ahead_tokens for one in stats)
             assert drafter != "ngram" or not num_used
+        await until_all_pages_are_free(services.client)
+
+
+@pytest.mark.parametrize(
+    ("how", "temperature"),
+    covering(
+        [
+            {"constraint": {"regex": "([a-z]{1,9} ){9}"}, "ignore_eos": False},
+            {"prediction": [5, 6, 7, 5, 6, 1, 2, 3] * 8, "drafter": "fused"},
+            {"n": 2},
+            {"repetition_penalty": 1.3},
+        ],
+        [0.0, 0.8],
+        strength=1,
+    ),
+)
+async def test_other_features_keep_their_tokens_with_overlapped_rounds(
+    tmp_path, how: dict[str, Any], temperature: float
+) -> None:
+    """Pages for a part of the sequences only, so that some are preempted between a draft and its result."""
+    save_pair(tmp_path)
+    async with running(tmp_path, verify_options={"num_pages": 20}, router_options={"overlap": "on"}) as services:
+        fields = {"temperature": temperature, "max_new_tokens": 60, "ignore_eos": True} | how
+
+        async def answers_to_eight(**speculation: Any) -> list[Completion]:
+            client = services.client
+            requests = [
+                client.complete_all([*PROMPT_IDS, seed], seed=seed, **fields | speculation) for seed in range(8)
+            ]
+            return [one for several in await asyncio.gather(*requests) for one in several]
+
+        expected = await answers_to_eight(off=True, drafter=None, prediction=None)
+        given = await answers_to_eight(num_draft_tokens=3, **{"drafter": "model"} | how)
+        assert [one.output_ids for one in given] == [one.output_ids for one in expected]
+        assert all(one.speculation.num_ahead_hits + one.speculation.num_ahead_misses for one in given)
         await until_all_pages_are_free(services.client)
 
 
@@ -92,5 +128,5 @@ async def test_tokens_are_the_same_if_an_overlapped_draft_worker_is_killed(
         await stack.restart_draft_worker()
         answered = await given
     assert [one.output_ids for one in answered] == [one.output_ids for one in expected]
-    assert sum(one.speculation.num_ahead_hits for one in answered)
+    assert sum(one.speculation.num_ahead_hits + one.speculation.num_ahead_misses for one in answered)
     assert await stack.all_pages_free()

@@ -26,8 +26,9 @@ async def test_a_drafter_is_to_draft_ahead_while_another_draft_may_follow(make_c
     assert (first, last) == (5, 0)
 
 
-async def test_rounds_are_not_overlapped_by_default(make_cluster: MakeCluster) -> None:
+async def test_rounds_are_not_overlapped_before_a_gain_was_measured(make_cluster: MakeCluster) -> None:
     assert not any(await outcomes_requested(make_cluster))
+    assert not any(await outcomes_requested(make_cluster, overlap="off"))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ async def measure(options: argparse.Namespace) -> int:
         options.draft,
         drafters=("model",),
         verify_threads=1,
-        router_options=("--no-drafts-must-pay",),
+        router_options=("--no-drafts-must-pay", "--overlap", "off"),
     )
     table = []
     async with AsyncExitStack() as exits:

@@ -162,7 +162,7 @@ async def run(options: argparse.Namespace, report: Callable[[str], None]) -> dic
         verify_threads=1,
         verify_options=("--synthetic", f"step_ms={options.target_step_ms} {link}"),
         draft_options=("--synthetic", f"step_ms={options.draft_step_ms} {link}"),
-        router_options=("--no-drafts-must-pay",),
+        router_options=("--no-drafts-must-pay", "--overlap", "off"),
     )
     async with Stack(config) as stack, overlapping_router(stack, options.target) as (router, client):
         if options.realtime:

@@ -142,7 +142,7 @@ class RouterSettings(ServiceSettings):
         " tried now and then.",
     )
     overlap: Literal["off", "on", "auto"] = Field(
-        "off",
+        "auto",
         description="Whether draft workers draft ahead while the target verifies (overlapped rounds); it pays off if"
         " they share neither cores nor a device with verify workers. auto = while measured times say so, by drafter.",
     )
