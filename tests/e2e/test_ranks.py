@@ -1,6 +1,7 @@
 """A verify worker of two processes: the tokens of one, and its end if a rank is killed."""
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -16,12 +17,16 @@ from betoken.client import Completion
 from betoken.rpc.early_end import undone_at_end
 from tests.e2e.attached import save_attached
 from tests.e2e.in_process import Running, running, save_pair, services, until_all_pages_are_free
+from tests.e2e.pair import make_pair
 from tests.e2e.rank_answers import CASES, TIMEOUT_S, answers, check_ended, compilers_go_on
 from tests.products import slow
 
 __all__ = ["compilers_go_on"]
 
+_LOG = logging.getLogger(__name__)
+
 OPTIONS = ("--dtype", "float32", "--compile", "off", "--threads", "1", "--num-pages", "512")
+NUM_KILLS, NUM_STREAMS = 25, 12
 LENGTHS = {"max_new_tokens": 100, "temperature": 0.8, "ignore_eos": True}
 
 
@@ -162,48 +167,58 @@ async def check_losses(stack: Running, num_lost: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_answers_under_load_are_equal_while_ranks_are_killed(pair, prompts: list[str], tmp_path: Path) -> None:
-    """Twenty kills of a random rank, each in the middle of answers; none leaves a process."""
-    rng = random.Random(0)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("option", ["--tensor-parallel", "--pipeline"])
+async def test_answers_under_load_are_equal_while_ranks_are_killed(option: str, seed: int, tmp_path: Path) -> None:
+    """Kill random ranks at random times, of answers or of the start; no process is left."""
+    make_pair(tmp_path)
+    rng, target = random.Random(seed), str(tmp_path / "target")
     shared = ServiceProcess(
         "ranks",
         VERIFY_MODULE,
-        ("--model", pair.target, *OPTIONS, "--device", "cpu,cpu"),
+        ("--model", target, *OPTIONS, option, "2"),
         directory=tmp_path,
         host=f"unix:{tmp_path}/ranks.sock",
     )
     shared.start()
     router_options = ("--verify", shared.address)
-    config = LocalServicesConfig(pair.target, drafters=(), verify_options=OPTIONS, router_options=router_options)
-    pids: set[int] = set()
+    config = LocalServicesConfig(target, drafters=(), verify_options=OPTIONS, router_options=router_options)
+    prompts, num_moved = [f"def number_{number}(" for number in range(NUM_STREAMS)], 0
     try:
         async with Stack(config) as stack:
-            expected = await ids_of(stack, prompts[:4])
-            for _ in range(20):
-                pids |= await kill_a_rank(stack, shared, rng, prompts[:4], expected)
+            expected = await ids_of(stack, prompts)
+            for number in range(NUM_KILLS):
+                num_moved += await kill_a_rank(stack, shared, rng, prompts, expected)
+                _LOG.info("%s, seed %d: %d kills, %d sequences moved", option, seed, number + 1, num_moved)
                 await asyncio.to_thread(shared.start)
     finally:
         shared.kill()
-    await asyncio.to_thread(check_ended, pids)
+    assert num_moved >= NUM_KILLS // 2
 
 
 async def kill_a_rank(
     stack: Stack, shared: ServiceProcess, rng: random.Random, prompts: list[str], expected: list[tuple[int, ...]]
-) -> set[int]:
-    """Kill a rank that computes answers, which go on; return the process ids of all ranks."""
+) -> int:
+    """Kill a rank while answers are under way; return the number of sequences that its worker ran."""
+    at_start = rng.random() < 0.2
     async with asyncio.timeout(TIMEOUT_S):
-        while not any(worker.state == "ready" for worker in await shared_workers(stack)):
+        while not (ranks_of(shared.pid) if at_start else await is_ready(stack)):
             shared.check()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
     again = asyncio.ensure_future(ids_of(stack, prompts))
-    async with asyncio.timeout(TIMEOUT_S):
-        while not any(worker.running for worker in await shared_workers(stack)):
-            if again.done():
-                assert await again == expected
-                again = asyncio.ensure_future(ids_of(stack, prompts))
-            await asyncio.sleep(0.01)
+    await asyncio.sleep(rng.uniform(0, 4 if at_start else 0.3))
+    while not (num_running := sum(worker.running for worker in await shared_workers(stack))) and not at_start:
+        if again.done():
+            assert await again == expected
+            again = asyncio.ensure_future(ids_of(stack, prompts))
+        await asyncio.sleep(rng.uniform(0, 0.05))
     pids = [shared.pid, *ranks_of(shared.pid)]
     os.kill(rng.choice(pids), signal.SIGKILL)
     assert await again == expected
     assert await asyncio.to_thread(shared.wait, TIMEOUT_S)
-    return set(pids)
+    await asyncio.to_thread(check_ended, set(pids))
+    return num_running
+
+
+async def is_ready(stack: Stack) -> bool:
+    return any(worker.state == "ready" for worker in await shared_workers(stack))

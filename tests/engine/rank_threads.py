@@ -16,14 +16,21 @@ from betoken.engine.bring_up.follow import follow_model
 from betoken.engine.bring_up.load import runner_of
 from betoken.engine.bring_up.self_check import forward_in_chunks, forward_together
 from betoken.engine.config import EngineConfig
+from betoken.engine.cpu import forward
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks import joining
 from betoken.engine.ranks.commands import Command, pack
 from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
 from betoken.engine.tree import KeptPath
+from tests.engine import quantized_files as files
 
 TIMEOUT_S = 120.0
+QUANTIZED: dict[str, Any] = {
+    "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
+    "gptq, ordered": (files.gptq_config(4, 32, desc_act=True), files.store_gptq(4, 32, less=1, is_ordered=True)),
+    "fp8": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
+}
 SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
 
 
@@ -69,6 +76,17 @@ def shared_runner(config: EngineConfig, size: int, num_stages: int = 1) -> Itera
         for thread in threads:
             thread.join(TIMEOUT_S)
     assert not faults and not any(thread.is_alive() for thread in threads)
+
+
+def compile_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
+    """Processes may compile at the same time, but these ranks share the tracer of their process."""
+    lock, compile_call = threading.Lock(), forward.compile_call
+
+    def compile_alone(*arguments: Any) -> Any:
+        with lock:
+            return compile_call(*arguments)
+
+    patch.setattr(forward, "compile_call", compile_alone)
 
 
 def config_of(directory: str, dtype: Any = "float32", **settings: Any) -> EngineConfig:

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.load import load_runner, runner_of, weight_bytes
 from betoken.engine.config import EngineConfig
-from betoken.engine.cpu import forward
 from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.ranks import commands
 from betoken.engine.ranks.columns import columns_of
@@ -28,17 +27,10 @@ from betoken.engine.tree import KeptPath
 from betoken.engine.weights.layers import grouped_bytes
 from tests.engine import quantized_files as files
 from tests.engine.gguf_files import tiny_model, write_gguf
-from tests.engine.rank_threads import bits_of, config_of, joined, shared_runner
+from tests.engine.rank_threads import QUANTIZED, bits_of, compile_one_at_a_time, config_of, joined, shared_runner
 from tests.engine.tiny import save_tiny
 from tests.products import slow
 from tests.router.harness import byte_tokenizer_json
-
-QUANTIZED: dict[str, Any] = {
-    "gptq": (files.gptq_config(4, 32), files.store_gptq(4, 32, less=1)),
-    "gptq, ordered": (files.gptq_config(4, 32, desc_act=True), files.store_gptq(4, 32, less=1, is_ordered=True)),
-    "fp8": (files.fp8_config((64, 64)), files.store_fp8((64, 64))),
-}
-
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 4096}
 WIDE |= {
@@ -79,18 +71,19 @@ def test_a_model_on_two_ranks_passes_the_check_at_load(tmp_path: Path) -> None:
     check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", self_check=True), 2)
 
 
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_a_quantized_model_has_the_same_bits_on_two_ranks(name: str, tmp_path: Path) -> None:
+def test_a_quantized_model_has_the_same_bits_on_ranks(name: str, size: int, tmp_path: Path) -> None:
     files.write_quantized(Path(save_tiny(tmp_path, "llama")), *QUANTIZED[name])
-    check_equal_bits(config_of(str(tmp_path)), 2)
+    check_equal_bits(config_of(str(tmp_path)), size)
 
 
-@pytest.mark.parametrize("activations", ["exact", "int8"])
-def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_ranks(activations: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("activations", "size"), [("exact", 2), ("exact", 4), ("int8", 2)])
+def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_ranks(activations: str, size: int, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "Q4_K", tiny_model(is_tied=True))
     config = config_of(path, activations=activations, self_check=activations == "int8")
-    shared = check_equal_bits(config, 2)
-    assert shared.weight_bytes < 0.6 * load_runner(config).weight_bytes
+    shared = check_equal_bits(config, size)
+    assert shared.weight_bytes < (0.6 if size == 2 else 0.4) * load_runner(config).weight_bytes
     assert shared.weight_bytes == weight_bytes(shared.parts._model)
 
 
@@ -137,13 +130,7 @@ def test_a_rank_after_rank_0_reads_no_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_bits_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, compile_call = threading.Lock(), forward.compile_call
-
-    def compile_one_at_a_time(*arguments: Any) -> Any:  # processes need not, but threads share the tracer
-        with lock:
-            return compile_call(*arguments)
-
-    monkeypatch.setattr(forward, "compile_call", compile_one_at_a_time)
+    compile_one_at_a_time(monkeypatch)
     shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), compile="on", self_check=True), 2)
     assert shared.is_compiled
 

@@ -21,7 +21,16 @@ from betoken.engine.runner import ModelRunner
 from betoken.engine.tree import KeptPath
 from tests.engine import quantized_files as files
 from tests.engine.gguf_files import tiny_model, write_gguf
-from tests.engine.rank_threads import SEQUENCES, TIMEOUT_S, bits_of, config_of, joined, shared_runner
+from tests.engine.rank_threads import (
+    QUANTIZED,
+    SEQUENCES,
+    TIMEOUT_S,
+    bits_of,
+    compile_one_at_a_time,
+    config_of,
+    joined,
+    shared_runner,
+)
 from tests.engine.tiny import save_tiny
 from tests.products import slow
 
@@ -58,16 +67,19 @@ def test_a_model_has_the_same_bits_on_three_uneven_stages(tmp_path: Path) -> Non
     check_equal_bits(config_of(save_tiny(tmp_path, "lfm2"), "bfloat16"), 3, 3)
 
 
-def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_gguf_model_with_tied_layers_has_the_same_bits_on_two_stages(size: int, tmp_path: Path) -> None:
     config = config_of(write_gguf(tmp_path / "tiny.gguf", "Q4_K", tiny_model(is_tied=True)))
-    shared = check_equal_bits(config)
+    shared = check_equal_bits(config, size)
     assert shared.weight_bytes < load_runner(config).weight_bytes
     assert shared.weight_bytes == weight_bytes(shared.parts._model)
 
 
-def test_a_quantized_model_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
-    files.write_quantized(Path(save_tiny(tmp_path, "llama")), files.gptq_config(4, 32), files.store_gptq(4, 32, less=1))
-    check_equal_bits(config_of(str(tmp_path)))
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["gptq", "fp8"])
+def test_a_quantized_model_has_the_same_bits_on_two_stages(name: str, size: int, tmp_path: Path) -> None:
+    files.write_quantized(Path(save_tiny(tmp_path, "llama")), *QUANTIZED[name])
+    check_equal_bits(config_of(str(tmp_path)), size)
 
 
 def interleaved_bits(runner: ModelRunner, is_staged: bool) -> list[Tensor]:
@@ -98,7 +110,8 @@ def test_two_forwards_under_way_have_the_bits_of_one_after_the_other(family: str
 
 
 @pytest.mark.slow
-def test_a_compiled_model_has_the_same_bits_on_two_stages(tmp_path: Path) -> None:
+def test_a_compiled_model_has_the_same_bits_on_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_one_at_a_time(monkeypatch)
     shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True))
     assert shared.is_compiled
 

@@ -26,6 +26,7 @@ _INPUTS = frozenset(
         *("attention_mask", "mamba_attention_mask", "causal_mask", "head_mask", "alibi", "position_bias"),
         *("position_ids", "position_embeddings", "cache_position", "cache_params", "past_key_values", "layer_past"),
         *("use_cache", "output_attentions", "output_router_logits", "kwargs"),
+        *("encoder_hidden_states", "encoder_attention_mask"),  # None without an encoder
     }
 )
 """Arguments of layers, besides hidden states, that every stage makes for itself."""
