@@ -31,6 +31,16 @@ def test_doctor_checks_two_ranks_on_this_machine(port: int) -> None:
     assert all(bool(finding["cure"]) == (finding["level"] != "ok") for finding in report["findings"])
 
 
+def test_doctor_checks_two_stages_of_which_this_machine_has_one() -> None:
+    options = ["--pipeline", "2", "--local-ranks", "1", "--rendezvous", "127.0.0.1:1", "--ports", "", "--json"]
+    report = json.loads(run("doctor", *PAIR[:2], *ON_CPU, *options).stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert "1 rank of " in found["memory"]["found"]
+    assert found["rendezvous"]["level"] == "error" and "loopback" in found["rendezvous"]["found"]
+    width = json.loads((MODELS / "target" / "config.json").read_text())["hidden_size"]
+    assert f"gloo on this machine: 1 token, {2 * width:,} bytes, in " in found["hidden states of 2 stages"]["found"]
+
+
 def test_doctor_exits_with_status_1_and_shows_the_cure_of_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -42,7 +52,18 @@ def test_doctor_exits_with_status_1_and_shows_the_cure_of_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--ports", "80,x"), ("--ports", "70000"), ("--dtype", "int3"), ("--device", "tpu"), ("--tensor-parallel", "0")],
+    [
+        [
+            *(
+                ("--ports", "80,x"),
+                ("--ports", "70000"),
+                ("--dtype", "int3"),
+                ("--device", "tpu"),
+                ("--rendezvous", "host"),
+            ),
+            *(("--tensor-parallel", "0"), ("--pipeline", "0"), ("--local-ranks", "2")),
+        ],
+    ],
 )
 def test_doctor_rejects_a_bad_value_with_its_option(option: str, value: str) -> None:
     result = run("doctor", option, value)

@@ -60,9 +60,36 @@ def test_plan_prints_the_gathers_of_a_target_on_two_devices():
     assert f"4, {planned['layer_bytes']:,} bytes per token" in text and "slower than one device" in text
 
 
+STAGES = ["--pipeline", "2", "--stage-link-gb-s", "1.25", "--model", str(MODELS / "target")]
+
+
+def test_plan_prints_the_step_of_two_stages():
+    planned = json.loads(run("plan", *DENSE, *STAGES, "--batch", "8", "--json").stdout)["pipeline"]
+    assert (planned["micro_batches"], planned["state_bytes"]) == (2, 2 * planned["shape"]["hidden_size"])
+    assert planned["step_ms"] == pytest.approx(max(planned["pass_ms"], 2 * max(planned["stage_ms"])))
+    assert planned["bubble_share"] == pytest.approx(1 / 3) and sum(planned["stage_ms"]) == pytest.approx(20)
+    text = run("plan", *DENSE, *STAGES, env={"COLUMNS": "160"}).output
+    assert "decode step, 1 under way" in text and "not faster than one device; stages wait 50% of it" in text
+
+
+def test_plan_gives_a_micro_batch_its_part_of_the_sequences_and_of_the_devices():
+    options = [*DENSE, *STAGES, "--batch", "8", "--token-ms", "1", "--devices", "2", "--link-gb-s", "50", "--json"]
+    planned = json.loads(run("plan", *options).stdout)
+    assert (planned["column_split"]["target_step_ms"], planned["column_split"]["batch"]) == (16, 4)
+    assert planned["pipeline"]["target_step_ms"] == pytest.approx(planned["column_split"]["step_ms"])
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        (["--pipeline", "2", "--stage-link-gb-s", "1"], "model"),
+        (["--pipeline", "2", "--model", str(MODELS / "target")], "stage_link_gb_s"),
+        ([*STAGES, "--pipeline", "65"], "pipeline"),
+        ([*STAGES, "--micro-batches", "2"], "micro_batches"),
+        ([*STAGES, "--micro-batches", "0"], "micro_batches"),
+        ([*STAGES, "--batch", "8", "--token-ms", "5"], "token_ms"),
+        (["--micro-batches", "2"], "micro_batches"),
+        (["--model", str(MODELS / "target")], "model"),
         (["--devices", "2", "--link-gb-s", "50"], "model"),
         (["--devices", "2", "--model", str(MODELS / "target")], "link_gb_s"),
         (["--devices", "65", "--link-gb-s", "50", "--model", str(MODELS / "target")], "devices"),

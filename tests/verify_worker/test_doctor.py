@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,17 +16,22 @@ from betoken.verify_worker.doctor.__main__ import findings
 from betoken.verify_worker.doctor.code import code_cache_finding, compiler_finding
 from betoken.verify_worker.doctor.devices import Gpu, device_finding, peer_access_finding
 from betoken.verify_worker.doctor.environment import environment_findings
-from betoken.verify_worker.doctor.gather import gather_finding, gather_result
+from betoken.verify_worker.doctor.gather import gather_finding, gather_result, stages_finding
 from betoken.verify_worker.doctor.machine import fast_wake_finding, ports_finding, shared_memory_finding
 from betoken.verify_worker.doctor.memory import (
     cpu_memory_finding,
     free_memory_bytes,
     gpu_memory_finding,
     model_finding,
+    rank_bytes,
+    stage_bytes,
     weight_bytes,
 )
 from betoken.verify_worker.doctor.options import DoctorOptions
 from betoken.verify_worker.doctor.packages import packages_finding, python_finding
+from betoken.verify_worker.doctor.rendezvous import rendezvous_finding
+from betoken.verify_worker.doctor.worker import worker_findings
+from tests.engine.gguf_files import tiny_model, write_gguf
 
 MODELS = Path(__file__).parents[2] / "models"
 GB = 10**9
@@ -150,8 +156,75 @@ def test_model_finding_of_an_absent_and_a_broken_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("free_gb", "level"), [(40, "ok"), (19, "ok"), (15, "error")])
 def test_memory_finding_on_a_cpu_counts_ranks_and_kv(free_gb: int, level: str) -> None:
-    finding = cpu_memory_finding(14 * GB, GB, 2, GB, free_gb * GB)
+    finding = cpu_memory_finding(rank_bytes([14 * GB], 2, 2), GB, GB, free_gb * GB)
     assert finding.level == level and "2 ranks of 7.00 GB weights and 1.00 GB KV" in finding.found
+
+
+def test_memory_finding_names_the_ranks_of_the_machine_that_needs_most() -> None:
+    stages = [6 * GB, 4 * GB]
+    assert rank_bytes(stages, 2, 4) == [3 * GB, 3 * GB, 2 * GB, 2 * GB]
+    assert rank_bytes(stages, 2, 2) == [3 * GB, 3 * GB] and rank_bytes(stages, 1, 1) == [6 * GB]
+    finding = cpu_memory_finding(rank_bytes(stages, 2, 4), 0, GB, 20 * GB)
+    assert finding.level == "ok" and "4 ranks of 3.00 GB, 2.00 GB weights and 1.00 GB KV" in finding.found
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_stage_bytes_are_those_of_layers_and_ends(is_tied: bool, tmp_path: Path) -> None:
+    tensors = {f"model.layers.{number}.mlp.up_proj.weight": torch.zeros(10) for number in range(3)}
+    tensors |= {"model.embed_tokens.weight": torch.zeros(100), "model.norm.weight": torch.zeros(1)}
+    tensors |= {} if is_tied else {"lm_head.weight": torch.zeros(50)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 3}')
+    assert stage_bytes(str(tmp_path), "float32", 2) == [480, 4 * (10 + 1 + (100 if is_tied else 50))]
+    assert sum(stage_bytes(str(tmp_path), "float32", 1)) == weight_bytes(str(tmp_path), "float32")
+
+
+def test_stage_bytes_of_a_gguf_file_count_a_tied_embedding_at_both_ends(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "tiny.gguf", "Q4_K", tiny_model(is_tied=True)))
+    first, last = stage_bytes(path, "bfloat16", 2)
+    assert first + last > weight_bytes(path, "bfloat16") == sum(stage_bytes(path, "bfloat16", 1))
+
+
+def test_more_stages_than_layers_and_stages_on_gpus_are_errors(tmp_path: Path) -> None:
+    options = DoctorOptions(model=str(MODELS / "target"), pipeline=64, device="cuda:0")
+    found = {finding.name: finding for finding in worker_findings(options)}
+    assert found["devices"].level == "error" and "pipeline stages run on CPUs" in found["devices"].found
+    on_cpu = {finding.name: finding for finding in worker_findings(replace(options, device="cpu", timeout_s=0.01))}
+    assert "pipeline: 64 is above" in on_cpu["memory"].found
+    assert on_cpu["hidden states of 64 stages"].found == "gloo: no result within 0.01 s"
+
+
+def test_stages_finding_reports_the_times_through_all_stages_of_two_ranks() -> None:
+    finding = stages_finding(2, 2, 64, 120)
+    assert finding.level in ("ok", "warning") and "256 tokens, 32,768 bytes, in " in finding.found, finding
+
+
+def test_rendezvous_finding_of_this_and_of_another_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = rendezvous_finding("127.0.0.1", listener.getsockname()[1])
+    assert taken.level == "error" and "Address already in use" in taken.found
+    assert "loopback" in rendezvous_finding("127.0.0.1", 0).found
+    unknown = rendezvous_finding("no-such-host.invalid", 29500)
+    assert unknown.level == "error" and "all machines know" in unknown.cure
+
+
+@pytest.mark.parametrize(
+    ("fault", "level", "words"),
+    [
+        (ConnectionRefusedError(), "ok", "no rank is there yet"),
+        (TimeoutError(), "error", "no answer"),
+        (OSError(113, "No route to host"), "error", "No route to host"),
+    ],
+)
+def test_rendezvous_finding_of_a_machine_that_does_or_does_not_answer(
+    fault: OSError, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        raise fault
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    finding = rendezvous_finding("192.0.2.1", 29500)  # an address of no machine
+    assert finding.level == level and words in finding.found
 
 
 @pytest.mark.parametrize(("free_gb", "level"), [(40, "ok"), (20, "ok"), (14, "error")])

@@ -39,6 +39,13 @@ class DoctorOptions:
     model: Annotated[str | None, typer.Option(help="Target: a directory in Hugging Face format or a GGUF file.")] = None
     draft: Annotated[str | None, typer.Option(help="Draft model, likewise.")] = None
     tensor_parallel: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the target.")] = 1
+    pipeline: Annotated[int, typer.Option(min=1, max=64, help="Stages of --tensor-parallel processes each.")] = 1
+    local_ranks: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Processes of the target on this machine; default: all.")
+    ] = None
+    rendezvous: Annotated[
+        str | None, typer.Option(help="HOST:PORT at which processes of several machines will meet.")
+    ] = None
     device: Annotated[
         str | None, typer.Option(help="Torch device of rank 0, e.g. cpu or cuda:0; default: the first GPU, or cpu.")
     ] = None
@@ -49,7 +56,7 @@ class DoctorOptions:
         "50051,8000"
     )
     cache_dir: Annotated[Path | None, typer.Option(help="Folder for compiled code, as for the workers.")] = None
-    timeout_s: Annotated[float, typer.Option(min=1, max=3600, help="Longest time of the gather, seconds.")] = 60.0
+    timeout_s: Annotated[float, typer.Option(min=1, max=3600, help="Longest time of an exchange, seconds.")] = 60.0
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
@@ -60,6 +67,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     values = asdict(options) | {
         "ports": _ports(options.ports),
+        "rendezvous": _rendezvous(options.rendezvous),
         "cache_dir": options.cache_dir and str(options.cache_dir),
     }
     as_json = values.pop("json_")
@@ -67,6 +75,10 @@ def doctor(options: DoctorOptions) -> None:
         raise typer.BadParameter(f"{options.dtype!r} is not one of {', '.join(_DTYPES)}", param_hint="--dtype")
     if options.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
         raise typer.BadParameter(f"{options.device!r} is not cpu, cuda or cuda:NUMBER", param_hint="--device")
+    num_ranks = options.tensor_parallel * options.pipeline
+    if num_ranks % (options.local_ranks or 1):
+        limit = f"{options.local_ranks} does not divide {num_ranks}, --tensor-parallel times --pipeline"
+        raise typer.BadParameter(limit, param_hint="--local-ranks")
     check_installed("doctor", extra="worker", needs=DOCTOR_NEEDS)
     found = _findings(values)
     has_error = any(finding["level"] == "error" for finding in found)
@@ -86,6 +98,15 @@ def _ports(text: str) -> list[int]:
     if bad := [name for name in names if not (name.isdecimal() and 1 <= int(name) <= _MAX_PORT)]:
         raise typer.BadParameter(f"{bad[0]!r} is not a port from 1 to {_MAX_PORT}", param_hint="--ports")
     return [int(name) for name in names]
+
+
+def _rendezvous(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isdecimal() and 1 <= int(port) <= _MAX_PORT):
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--rendezvous")
+    return host, int(port)
 
 
 def _findings(values: dict[str, Any]) -> list[dict[str, str]]:

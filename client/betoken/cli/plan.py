@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from betoken.cli.connection import reported_errors
-from betoken.cli.model_shape import read_shape
 from betoken.common.economy.column_split import GATHERS_PER_LAYER, ColumnSplit
+from betoken.common.economy.model_shape import read_shape
+from betoken.common.economy.pipeline import PipelineStages
 from betoken.common.economy.plan import DraftKind, Plan, PlanInputs, PlannedMode, PlannedRound, plan
 from betoken.common.errors import InvalidArgumentError
 
@@ -41,7 +42,17 @@ class PlanOptions:
     devices: Annotated[int, typer.Option(help="Devices among which the target's layers are split.")] = 1
     link_gb_s: Annotated[float | None, typer.Option(help="Bandwidth into a device, GB/s; with --devices.")] = None
     gather_us: Annotated[float, typer.Option(help="Time of a gather of a few bytes, microseconds.")] = 20.0
-    model: Annotated[str | None, typer.Option(help="Target: a directory or a GGUF file; with --devices.")] = None
+    pipeline: Annotated[int, typer.Option(help="Stages of --devices each that divide the target's layers.")] = 1
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Forwards that stages have under way; default: --pipeline, at most --batch.")
+    ] = None
+    stage_link_gb_s: Annotated[
+        float | None, typer.Option(help="Bandwidth from one stage to the next, GB/s; with --pipeline.")
+    ] = None
+    stage_link_us: Annotated[float, typer.Option(help="Time of a few bytes between stages, microseconds.")] = 100.0
+    model: Annotated[
+        str | None, typer.Option(help="Target: a directory or a GGUF file; with --devices or --pipeline.")
+    ] = None
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
 
@@ -50,37 +61,105 @@ def print_plan(options: PlanOptions) -> None:
     with reported_errors(None, options.json_):
         values = {field.name: getattr(options, field.name) for field in fields(PlanInputs)}
         planned = plan(PlanInputs(**values))
-        split = column_split(options)
+        split, stages = column_split(options), pipeline_stages(options)
         if options.json_:
-            print(json.dumps(as_json(planned) | ({} if split is None else {"column_split": split_json(split)})))
+            found = {"column_split": split and split_json(split), "pipeline": stages and stages_json(stages)}
+            print(json.dumps(as_json(planned) | {name: value for name, value in found.items() if value is not None}))
             return
         console = Console()
         grid = summary(planned)
         if split is not None:
             add_split(grid, split)
+        if stages is not None:
+            add_stages(grid, stages, options)
         console.print(grid)
         console.print()
         console.print(table(planned))
 
 
 def column_split(options: PlanOptions) -> ColumnSplit | None:
-    """The split among `--devices`; None for one device.
+    """The split among `--devices`; None for one device. With stages it is the one of a micro-batch.
 
     Raises:
         InvalidArgumentError: an option is missing or outside its range.
     """
-    names = ("link_gb_s", "model")
-    if options.devices == 1:
-        for name in names:
-            if (value := getattr(options, name)) is not None:
-                raise InvalidArgumentError(name, value, "must be given with --devices of at least 2")
+    if not _has_options(options, "devices", "link_gb_s"):
         return None
-    for name in names:
-        if getattr(options, name) is None:
-            raise InvalidArgumentError(name, "absent", "must be given with --devices")
-    shape = read_shape(cast(str, options.model))
-    link_gb_s = cast(float, options.link_gb_s)
-    return ColumnSplit(shape, options.devices, link_gb_s, options.gather_us, options.target_step_ms, options.batch)
+    shape, link_gb_s = read_shape(cast(str, options.model)), cast(float, options.link_gb_s)
+    step_ms, num_sequences = _micro_batch(options)
+    return ColumnSplit(shape, options.devices, link_gb_s, options.gather_us, step_ms, num_sequences)
+
+
+def pipeline_stages(options: PlanOptions) -> PipelineStages | None:
+    """The `--pipeline` stages; None for one stage.
+
+    Raises:
+        InvalidArgumentError: an option is missing or outside its range.
+    """
+    if not _has_options(options, "pipeline", "stage_link_gb_s"):
+        return None
+    split = column_split(options)
+    return PipelineStages(
+        read_shape(cast(str, options.model)),
+        options.pipeline,
+        _num_micro_batches(options),
+        cast(float, options.stage_link_gb_s),
+        options.stage_link_us,
+        _micro_batch(options)[0] if split is None else split.step_ms,
+        options.batch,
+    )
+
+
+def _has_options(options: PlanOptions, name: str, link: str) -> bool:
+    """Whether the model is divided by this option, which the others depend on."""
+    option = f"--{name}"
+    if getattr(options, name) == 1:
+        others = [link, *(("micro_batches",) if name == "pipeline" else ())]
+        others += ["model"] if options.devices == options.pipeline == 1 else []
+        for other in others:
+            if (value := getattr(options, other)) is not None:
+                raise InvalidArgumentError(other, value, f"must be given with {option} of at least 2")
+        return False
+    for other in (link, "model"):
+        if getattr(options, other) is None:
+            raise InvalidArgumentError(other, "absent", f"must be given with {option}")
+    return True
+
+
+def _num_micro_batches(options: PlanOptions) -> int:
+    given = options.micro_batches
+    return max(1, min(options.pipeline, options.batch)) if given is None else given
+
+
+def _micro_batch(options: PlanOptions) -> tuple[float, int]:
+    """Decode step of one device with the sequences of a micro-batch, milliseconds, and their number."""
+    num_sequences = -(-options.batch // max(1, _num_micro_batches(options)))
+    step_ms = options.target_step_ms - options.token_ms * (options.batch - num_sequences)
+    if step_ms <= 0:
+        limit = f"must be below {options.target_step_ms / (options.batch - num_sequences):g} with --pipeline"
+        raise InvalidArgumentError("token_ms", options.token_ms, limit)
+    return step_ms, num_sequences
+
+
+def stages_json(stages: PipelineStages) -> dict[str, Any]:
+    """The stages and their cost, of JSON types only."""
+    costs = ("state_bytes", "link_ms", "stage_ms", "pass_ms", "step_ms", "idle_share", "bubble_share")
+    return asdict(stages) | {name: getattr(stages, name) for name in costs}
+
+
+def add_stages(grid: Table, stages: PipelineStages, options: PlanOptions) -> None:
+    """Add the cost of pipeline stages to a summary."""
+    link = f"{stages.state_bytes:,} bytes per token, {stages.link_ms:.3g} ms per micro-batch"
+    grid.add_row("hidden states", link)
+    times = ", ".join(f"{each:.3g}" for each in stages.stage_ms)
+    grid.add_row(f"{stages.pipeline} stages", f"{times} ms; a sequence passes them in {stages.pass_ms:.3g} ms")
+    speedup = options.target_step_ms / stages.step_ms
+    pays = f"{speedup:.2f} x one device" if speedup > 1 else "not faster than one device"
+    step = f"{stages.step_ms:.3g} ms, {pays}; stages wait {stages.idle_share:.0%} of it"
+    grid.add_row(f"decode step, {stages.micro_batches} under way", step)
+    grid.add_row(
+        "prompts", f"stages wait {stages.bubble_share:.0%} of a forward of {stages.micro_batches} micro-batches"
+    )
 
 
 def split_json(split: ColumnSplit) -> dict[str, Any]:

@@ -35,14 +35,19 @@ _JOINING = ("num_kv_shared_layers", "hidden_size_per_layer_input")
 
 
 def stage_layers(group: RankGroup, num_layers: int) -> range:
-    """Return the layers of the rank's stage. Earlier stages have one more if the number is uneven.
+    """Return the layers of the rank's stage; see `layers_of_stage`."""
+    return layers_of_stage(group.stage, group.num_stages, num_layers)
+
+
+def layers_of_stage(stage: int, num_stages: int, num_layers: int) -> range:
+    """Return the layers of a stage. Earlier stages have one more if the number is uneven.
 
     Raises:
         ModelRefusedError: there are fewer layers than stages.
     """
-    if num_layers < group.num_stages:
-        raise ModelRefusedError(f"pipeline: {group.num_stages} is above {num_layers}, the number of the model's layers")
-    first, stop = (-(-num_layers * stage // group.num_stages) for stage in (group.stage, group.stage + 1))
+    if num_layers < num_stages:
+        raise ModelRefusedError(f"pipeline: {num_stages} is above {num_layers}, the number of the model's layers")
+    first, stop = (-(-num_layers * each // num_stages) for each in (stage, stage + 1))
     return range(first, stop)
 
 

@@ -42,8 +42,12 @@ def _package_findings(options: DoctorOptions) -> list[Finding]:
 
 def _machine_findings(options: DoctorOptions) -> list[Finding]:
     from betoken.verify_worker.doctor.machine import fast_wake_finding, ports_finding
+    from betoken.verify_worker.doctor.rendezvous import rendezvous_finding
 
-    return [*([ports_finding(options.host, options.ports)] if options.ports else []), fast_wake_finding()]
+    found = [ports_finding(options.host, options.ports)] if options.ports else []
+    if options.rendezvous is not None:
+        found.append(rendezvous_finding(*options.rendezvous))
+    return [*found, fast_wake_finding()]
 
 
 def _worker_findings(options: DoctorOptions) -> list[Finding]:
@@ -55,7 +59,8 @@ def _worker_findings(options: DoctorOptions) -> list[Finding]:
 def main() -> None:
     """Write the findings."""
     values = json.loads(sys.argv[1])
-    options = DoctorOptions(**values | {"ports": tuple(values["ports"])})
+    rendezvous = values["rendezvous"] and tuple(values["rendezvous"])
+    options = DoctorOptions(**values | {"ports": tuple(values["ports"]), "rendezvous": rendezvous})
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings(options)]))
 
 

@@ -1,4 +1,4 @@
-"""A gather of 1 MiB between ranks, made by processes that end in bounded time.
+"""A gather of 1 MiB between ranks, and hidden states through stages, sent by processes that end in bounded time.
 
 Rank 0 is a child process, too: an exchange that hangs cannot be interrupted in its own process.
 """
@@ -10,6 +10,9 @@ import sys
 from betoken.verify_worker.doctor.finding import Finding, error, ok, warning
 
 GATHER_BYTES = 1 << 20
+STATE_TOKENS = (1, 256)
+"""Tokens whose hidden states pass the stages: of a decode step, and of a part of a prompt."""
+MAX_WIDTH = 1 << 20
 _MODULE = "betoken.verify_worker.doctor.gather_ranks"
 _SLOW_S = {"cpu": 20e-3, "cuda": 2e-3}
 _CPU_CURE = "free cores for the ranks; check the loopback interface, and GLOO_SOCKET_IFNAME if it is set"
@@ -20,19 +23,40 @@ _GPU_CURE = (
 
 def gather_finding(num_ranks: int, device: str, timeout_s: float) -> Finding:
     """Run a gather between so many ranks and report its time."""
-    command = [sys.executable, "-m", _MODULE, "lead", device, str(num_ranks)]
+    return gather_result(num_ranks, device, _run([device, str(num_ranks), "1", "0"], timeout_s))
+
+
+def stages_finding(num_columns: int, num_stages: int, width: int, timeout_s: float) -> Finding:
+    """Send hidden states of this width through all stages and report the times."""
+    result = _run(["cpu", str(num_columns * num_stages), str(num_stages), str(width)], timeout_s)
+    name = f"hidden states of {num_stages} stages"
+    if "error" in result:
+        return error(name, f"gloo: {result['error']}", _CPU_CURE)
+    seconds = [float(result["token_seconds"]), float(result["seconds"])]
+    parts = [
+        f"{count} token{'s' if count > 1 else ''}, {2 * width * count:,} bytes, in {each * 1e3:.2f} ms"
+        for count, each in zip(STATE_TOKENS, seconds, strict=True)
+    ]
+    found = f"gloo on this machine: {'; '.join(parts)}"
+    is_slow = max(seconds) > _SLOW_S["cpu"] * num_stages
+    return warning(name, f"{found}, which is slow", _CPU_CURE) if is_slow else ok(name, found)
+
+
+def _run(arguments: list[str], timeout_s: float) -> dict[str, float | str]:
+    """Return the times of the ranks' exchange, or `error`."""
+    command = [sys.executable, "-m", _MODULE, "lead", *arguments]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        return gather_result(num_ranks, device, {"error": f"no result within {timeout_s:g} s"})
+        return {"error": f"no result within {timeout_s:g} s"}
     try:
-        result = json.loads(done.stdout)
+        result: dict[str, float | str] = json.loads(done.stdout)
     except ValueError:
         words = done.stderr.strip().splitlines()[-1:] or [f"ended with status {done.returncode}"]
-        result = {"error": words[0]}
-    return gather_result(num_ranks, device, result)
+        return {"error": words[0]}
+    return result
 
 
 def gather_result(num_ranks: int, device: str, result: dict[str, float | str]) -> Finding:

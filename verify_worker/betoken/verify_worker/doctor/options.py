@@ -12,7 +12,13 @@ class DoctorOptions:
     draft: str | None = None
     """Draft model, likewise."""
     tensor_parallel: int = 1
-    """Processes that share the target."""
+    """Processes that share the columns of the target's layers."""
+    pipeline: int = 1
+    """Stages of so many processes each that divide the target's layers."""
+    local_ranks: int | None = None
+    """Processes of the target on this machine; None = all."""
+    rendezvous: tuple[str, int] | None = None
+    """Host and port at which ranks of several machines meet."""
     device: str | None = None
     """Torch device of rank 0; None = the first GPU, or the CPU of a machine without one."""
     dtype: str = "bfloat16"

@@ -1,40 +1,63 @@
 """The checks that import torch: devices, compilers, memory of the models, and the exchange between ranks."""
 
+from contextlib import suppress
+
 import torch
 
+from betoken.common.economy.model_shape import read_sizes
+from betoken.common.errors import InvalidArgumentError
+from betoken.engine.errors import ModelRefusedError
 from betoken.kernels import cpu, native
 from betoken.verify_worker.doctor.code import code_cache_finding, compiler_finding
 from betoken.verify_worker.doctor.devices import Gpu, device_finding, gpus, peer_access_finding, peer_pairs
-from betoken.verify_worker.doctor.finding import Finding
-from betoken.verify_worker.doctor.gather import gather_finding
+from betoken.verify_worker.doctor.finding import Finding, error
+from betoken.verify_worker.doctor.gather import MAX_WIDTH, gather_finding, stages_finding
 from betoken.verify_worker.doctor.machine import shared_memory_finding
 from betoken.verify_worker.doctor.memory import (
     cpu_memory_finding,
     free_memory_bytes,
     gpu_memory_finding,
     model_finding,
+    rank_bytes,
+    stage_bytes,
 )
 from betoken.verify_worker.doctor.options import DoctorOptions
+
+_ASSUMED_WIDTH = 4096
 
 
 def worker_findings(options: DoctorOptions) -> list[Finding]:
     """Run the checks of a worker's device and models."""
-    found, ranks = gpus(), options.tensor_parallel
-    device = options.device or ("cuda:0" if found else "cpu")
+    found, columns, stages = gpus(), options.tensor_parallel, options.pipeline
+    device = options.device or ("cuda:0" if found and stages == 1 else "cpu")
     on_gpu = device.startswith("cuda")
-    devices = device_finding(device, ranks, found)
-    has_devices = devices.level == "ok"
+    devices = device_finding(device, columns, found)
+    if on_gpu and stages > 1:
+        cure = "--device cpu, or --tensor-parallel for GPUs of one machine"
+        devices = error("devices", f"{device}: pipeline stages run on CPUs", cure)
+    has_devices, ranks = devices.level == "ok", columns * stages
     checks = [devices]
-    if on_gpu and has_devices and ranks > 1:
-        checks.append(peer_access_finding(peer_pairs(torch.device(device).index or 0, ranks)))
+    if on_gpu and has_devices and columns > 1:
+        checks.append(peer_access_finding(peer_pairs(torch.device(device).index or 0, columns)))
     checks.append(shared_memory_finding(ranks, on_gpu))
     checks += [compiler_finding(cpu.LIBRARY, ranks > 1), compiler_finding(native.LIBRARY, False)]
     checks.append(code_cache_finding(options.cache_dir))
     if options.model is not None:
         checks += _memory_findings(options, options.model, device, found if has_devices else [])
-    if ranks > 1 and has_devices:
-        checks.append(gather_finding(ranks, device, options.timeout_s))
+    if columns > 1 and has_devices:
+        checks.append(gather_finding(columns, device, options.timeout_s))
+    if stages > 1 and has_devices:
+        checks.append(stages_finding(columns, stages, _width(options.model), options.timeout_s))
     return checks
+
+
+def _width(model: str | None) -> int:
+    """Width of a model's hidden states, or an assumed one if it is unknown."""
+    width = None
+    if model is not None:
+        with suppress(InvalidArgumentError):  # another finding says so
+            width = read_sizes(model).get("hidden_size")
+    return width if type(width) is int and 0 < width <= MAX_WIDTH else _ASSUMED_WIDTH
 
 
 def _memory_findings(options: DoctorOptions, model: str, device: str, found: list[Gpu]) -> list[Finding]:
@@ -48,11 +71,20 @@ def _memory_findings(options: DoctorOptions, model: str, device: str, found: lis
     if not device.startswith("cuda"):
         free = free_memory_bytes()
         if free is not None:
-            checks.append(
-                cpu_memory_finding(target_bytes, draft_bytes, options.tensor_parallel, options.kv_memory_bytes, free)
-            )
+            checks.append(_cpu_memory(options, model, target_bytes, draft_bytes, free))
     elif found:
         first = torch.device(device).index or 0
         free_bytes = [gpu.free_bytes for gpu in found[first : first + options.tensor_parallel]]
         checks.append(gpu_memory_finding(target_bytes, draft_bytes, free_bytes))
     return checks
+
+
+def _cpu_memory(options: DoctorOptions, model: str, target_bytes: int, draft_bytes: int, free_bytes: int) -> Finding:
+    num_ranks = options.tensor_parallel * options.pipeline
+    try:
+        staged = options.pipeline > 1
+        stages = stage_bytes(model, options.dtype, options.pipeline) if staged else [target_bytes]
+    except (InvalidArgumentError, ModelRefusedError) as fault:
+        return error("memory", str(fault), "a smaller --pipeline, or a model with as many layers as stages")
+    ranks = rank_bytes(stages, options.tensor_parallel, options.local_ranks or num_ranks)
+    return cpu_memory_finding(ranks, draft_bytes, options.kv_memory_bytes, free_bytes)

@@ -1,4 +1,4 @@
-"""Sizes of a dense model, from config.json or the header of a GGUF file. It reads no weights."""
+"""Sizes of a model, from config.json or the header of a GGUF file. It reads no weights."""
 
 from __future__ import annotations
 
@@ -31,13 +31,7 @@ def read_shape(model: str) -> ModelShape:
     Raises:
         InvalidArgumentError: it cannot be read, lacks a size, or has experts.
     """
-    path = Path(os.path.expanduser(model))
-    try:
-        file = find_gguf(path)
-        values = _of_config(path / "config.json") if file is None else _of_gguf(file)
-    except (GgufError, OSError, ValueError) as error:
-        limit = f"must be a directory with config.json or a GGUF file: {error}"
-        raise InvalidArgumentError("model", model, limit) from error
+    values = read_sizes(model)
     if any(values.get(name) for name in _EXPERTS):
         raise InvalidArgumentError("model", model, "must be a dense model, without experts")
     sizes = [values.get(name) for name in _FIELDS]
@@ -47,6 +41,21 @@ def read_shape(model: str) -> ModelShape:
     num_layers, hidden_size, num_heads, intermediate_size, vocab_size = (int(size or 0) for size in sizes)
     head_size = values.get("head_dim") or hidden_size // num_heads
     return ModelShape(num_layers, hidden_size, num_heads * int(head_size), intermediate_size, vocab_size)
+
+
+def read_sizes(model: str) -> Mapping[str, Any]:
+    """Return fields of a model by their names in config.json; a GGUF file has those of its header.
+
+    Raises:
+        InvalidArgumentError: it cannot be read.
+    """
+    path = Path(os.path.expanduser(model))
+    try:
+        file = find_gguf(path)
+        return _of_config(path / "config.json") if file is None else _of_gguf(file)
+    except (GgufError, OSError, ValueError) as error:
+        limit = f"must be a directory with config.json or a GGUF file: {error}"
+        raise InvalidArgumentError("model", model, limit) from error
 
 
 def _of_config(path: Path) -> Mapping[str, Any]:
