@@ -11,6 +11,7 @@ from tests.drafters.dflash.tiny import tiny_shape as block_shape
 from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
 from tests.drafters.gemma4_assistant.tiny import config_of, save_assistant, save_target
 from tests.drafters.mtp.tiny import add_layer
+from tests.drafters.mtp.tiny import save_target as save_mtp_target
 from tests.drafters.translated.pairs import save_translated_pair
 from tests.e2e.in_process import VOCAB_SIZE, save_pair, save_pard_pair
 from tests.router.harness import byte_tokenizer_json
@@ -47,6 +48,13 @@ def save_mtp(folder: Path) -> dict[str, Any]:
     """A hybrid pair, whose target has an MTP layer."""
     save_pair(folder, "qwen3_5")
     add_layer(folder / "target", spread=0.4)
+    return {}
+
+
+def save_several_mtp(folder: Path) -> dict[str, Any]:
+    """A target with two MTP layers."""
+    save_mtp_target(folder / "target", "deepseek_v3", VOCAB_SIZE, num_layers=2)
+    (folder / "target" / "tokenizer.json").write_text(byte_tokenizer_json())
     return {}
 
 
@@ -96,6 +104,7 @@ SETUPS = {
     "dflash2": Setup("dflash", partial(save_dflash, variant="dflash2")),
     "dspark": Setup("dflash", partial(save_dflash, variant="dspark")),
     "mtp": Setup("mtp", save_mtp, can_branch=True),
+    "mtp-layers": Setup("mtp", save_several_mtp),
     "gemma4": Setup("gemma4_assistant", partial(save_gemma4, num_centroids=34)),
     "pard": Setup("pard", save_pard, can_branch=True),
     "suffix": Setup("suffix", partial(save_remote, save_pair), can_branch=True),

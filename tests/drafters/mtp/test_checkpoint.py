@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
 from betoken.drafters.mtp import SPEC
-from betoken.drafters.mtp.checkpoint import check_layer, find_layer, load_layer
+from betoken.drafters.mtp.checkpoint import check_layer, find_layers, load_layer
 from betoken.drafters.mtp.hosting import make_drafter, memory_of
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
@@ -76,10 +78,37 @@ def test_a_checkpoint_whose_mtp_layer_was_removed_is_served_without_the_drafter(
         memory_of(settings_of(tmp_path))
 
 
-def test_of_several_mtp_layers_the_first_is_read(tmp_path):
-    others = {f"{place}.eh_proj.weight": torch.ones(1) for place in ("model.layers.3", "mtp.layers.1")}
-    for name in ("deepseek_v3", "qwen3_5"):
-        check_layer(find_layer(str(save_target(tmp_path / name, name, more=others)), None))
+def test_all_layers_of_a_checkpoint_are_read_where_each_has_its_own_depth(tmp_path):
+    found = find_layers(str(save_target(tmp_path / "own", "deepseek_v3", num_layers=2)), None)
+    assert [layer.index for layer in found] == [0, 1]
+    assert found[1].stored_name("layers.0.enorm.weight") == "model.layers.3.enorm.weight"
+    one, two = (
+        memory_of(settings_of(save_target(tmp_path / "one", "deepseek_v3"))),
+        memory_of(settings_of(tmp_path / "own")),
+    )
+    assert two.page_bytes == 2 * one.page_bytes and two.weight_bytes > one.weight_bytes
+    shared = save_target(tmp_path / "shared", "qwen3_5", more={"mtp.layers.1.eh_proj.weight": torch.ones(1)})
+    assert len(find_layers(str(shared), None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "text"),
+    [
+        ("qwen3_5", "mtp_dspark.layers.0.fc.weight", r"DSpark tensors are read from a separate directory \(--dflash\)"),
+        (
+            "llama",
+            "model.mtp_layers.0.input_proj.weight",
+            r"model_type 'llama' of MTP tensors: must be one of qwen3_next",
+        ),
+    ],
+)
+def test_drafting_layers_in_another_layout_are_refused_by_the_tensors_name(tmp_path, caplog, name, tensor, text):
+    folder = save_target(tmp_path, name) if name in CONFIGS else Path(save_tiny(tmp_path, name))
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {tensor: torch.ones(2)}, path, {"format": "pt"})
+    with pytest.raises(FailedPreconditionError, match=rf"^--attached-drafters = mtp: .*{re.escape(tensor)}: {text}"):
+        memory_of(settings_of(folder))
+    assert resolve_built_in(settings_of(folder, "builtin")) == () and tensor in caplog.text
 
 
 def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):
@@ -93,7 +122,7 @@ def test_built_in_drafters_are_the_checkpoints_and_none_is_no_name(tmp_path):
 def test_an_fp8_mtp_layer_is_dequantised_when_it_is_read(tmp_path):
     """By block, as DeepSeek-V3 is published; experts too."""
     path = save_target(tmp_path, "deepseek_v3")
-    plain = load_layer(find_layer(str(path), None), torch.float32).state_dict()
+    plain = load_layer(find_layers(str(path), None)[0], torch.float32).state_dict()
     stored = load_file(path / "model.safetensors")
     for name in [name for name in stored if name.startswith("model.layers.2.") and "_proj" in name]:
         stored[name + "_scale_inv"] = torch.tensor([[0.25]])
@@ -102,7 +131,7 @@ def test_an_fp8_mtp_layer_is_dequantised_when_it_is_read(tmp_path):
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (path / "config.json").write_text(json.dumps(config))
-    read = load_layer(find_layer(str(path), None), torch.float32).state_dict()
+    read = load_layer(find_layers(str(path), None)[0], torch.float32).state_dict()
     for name, tensor in plain.items():
         if name.startswith("layers."):
             expected = (tensor * 4).to(torch.float8_e4m3fn).float() / 4 if "_proj" in name else tensor
@@ -117,7 +146,7 @@ def test_a_quantised_mtp_layer_is_dequantised_when_it_is_read(tmp_path, name, co
     """With 4 bits; of DeepSeek experts and `eh_proj`, too."""
     path = save_target(tmp_path, name)
     numbers = write_quantized(path, config, store)
-    found = find_layer(str(path), None)
+    found = find_layers(str(path), None)[0]
     check_layer(found)
     read, num_checked = load_layer(found, torch.float32).state_dict(), 0
     for stored, expected in numbers.items():

@@ -8,7 +8,7 @@ import torch
 
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
-from betoken.drafters.mtp.checkpoint import MtpRefusedError, check_layer, find_layer, load_layer
+from betoken.drafters.mtp.checkpoint import MtpRefusedError, check_layer, find_layers, load_layer
 from betoken.drafters.mtp.hosting import memory_of
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.drafters.mtp.gguf_files import write_both
@@ -23,8 +23,8 @@ TOLERANCES = {"F32": 1e-6, "Q8_0": 0.01, "Q4_1": 0.2}
 )
 def test_the_mtp_layer_of_a_gguf_file_is_that_of_the_checkpoint(tmp_path, architecture, type_name):
     path, folder = write_both(tmp_path, architecture, type_name)
-    check_layer(find_layer(path, None))
-    ours, theirs = [load_layer(find_layer(model, None), torch.float32).state_dict() for model in (path, folder)]
+    check_layer(find_layers(path, None)[0])
+    ours, theirs = [load_layer(find_layers(model, None)[0], torch.float32).state_dict() for model in (path, folder)]
     names = [name for name in theirs if name.startswith("layers.")]
     assert len(names) > 12 and names == [name for name in ours if name.startswith("layers.")]
     for name in names:
@@ -56,4 +56,4 @@ def test_a_gguf_file_without_an_mtp_layer_is_refused_by_the_drafters_name(tmp_pa
 def test_an_unknown_tensor_of_a_gguf_mtp_layer_is_refused_by_name(tmp_path):
     path, _ = write_both(tmp_path, "qwen35", **{"blk.2.nextn.other.weight": np.zeros(4, np.float32)})
     with pytest.raises(MtpRefusedError, match=r"blk\.2\.nextn\.other\.weight' has no place in MtpModel"):
-        find_layer(path, None)
+        find_layers(path, None)[0]

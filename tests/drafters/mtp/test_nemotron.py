@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from betoken.drafters.mtp.checkpoint import MtpRefusedError, find_layer
+from betoken.drafters.mtp.checkpoint import MtpRefusedError, find_layers
 from tests.drafters.mtp.rig import DEPTH, PROMPT, Rig
 from tests.drafters.mtp.tiny import save_nemotron
 
@@ -76,4 +76,4 @@ def test_nemotron_mtp_drafts_are_those_of_the_definition_step_by_step(tmp_path):
 def test_a_nemotron_mtp_layer_of_other_blocks_is_refused_by_field_and_value(tmp_path):
     path = save_nemotron(tmp_path, mtp_layers_block_type=["full_attention", "mlp"])
     with pytest.raises(MtpRefusedError, match=r"mtp_layers_block_type: \['full_attention', 'mlp'\]: must be"):
-        find_layer(str(path), None)
+        find_layers(str(path), None)[0]

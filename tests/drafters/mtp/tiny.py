@@ -90,13 +90,14 @@ MIMO = DEEPSEEK | {"norm": "final_layernorm"}
 MIMO_NAMES = {"post_attention_layernorm": "pre_mlp_layernorm", "self_attn.sinks": "self_attn.attention_sink_bias"}
 
 
-def save_target(folder: Path, name: str, vocab_size: int = 101, **changes: object) -> Path:
-    """Write the target of that name with its MTP layer; see `add_layer`."""
+def save_target(folder: Path, name: str, vocab_size: int = 101, num_layers: int = 1, **changes: object) -> Path:
+    """Write the target of that name with so many MTP layers; see `add_layer`."""
     torch.manual_seed(0)
     config = CONFIGS[name]()
     config.vocab_size = vocab_size
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    add_layer(folder, **changes)
+    for index in range(num_layers):
+        add_layer(folder, index=index, **changes)
     return folder
 
 
@@ -134,20 +135,27 @@ def save_nemotron(folder: Path, vocab_size: int = 101, **changes: object) -> Pat
 
 
 def add_layer(
-    folder: Path, without: Iterable[str] = (), more: Mapping[str, Tensor] | None = None, spread: float = 0.3
+    folder: Path,
+    without: Iterable[str] = (),
+    more: Mapping[str, Tensor] | None = None,
+    spread: float = 0.3,
+    index: int = 0,
 ) -> None:
     """Add an MTP layer to the checkpoint: a random decoder layer of the kind of the target's last.
 
     Args:
         without: names of tensors that are left out.
         more: further tensors, or other ones.
+        index: of the layer among the MTP layers.
     """
     config, path = AutoConfig.from_pretrained(folder), folder / "model.safetensors"
     stored, count, size = load_file(path), config.num_hidden_layers, config.hidden_size
     is_qwen, is_mimo = config.model_type.startswith(("qwen", "mellum")), config.model_type.startswith("mimo")
-    place = "mtp.layers.0." if is_qwen else "model.mtp.layers.0." if is_mimo else f"model.layers.{count}."
+    place = (
+        "mtp.layers.0." if is_qwen else f"model.mtp.layers.{index}." if is_mimo else f"model.layers.{count + index}."
+    )
     names = QWEN if is_qwen else {key: place + name for key, name in (MIMO if is_mimo else DEEPSEEK).items()}
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7 + index)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) * spread

@@ -1,4 +1,4 @@
-"""Reads the MTP layer of a target's checkpoint into transformers' own modules.
+"""Reads the MTP layers of a target's checkpoint into transformers' own modules.
 
 Knows files, names and shapes, not how a layer is run.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -46,18 +46,22 @@ class NoMtpLayerError(MtpRefusedError):
 Rotary = Callable[[Tensor, Tensor], Any]
 """Rows [1, R, H], whose type and device count, and positions [1, R] -> angles, as the layer takes them."""
 _DENSE = ("F32", "F16", "BF16")
+_UNREAD = re.compile(r"(^|\.)(mtp|mtp_layers|mtp_dspark)\.")
+"""Names of tensors of drafting layers in layouts that are not read."""
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)")
 
 
 @dataclass(frozen=True, slots=True)
 class MtpTensors:
-    """The MTP layer of a checkpoint, not yet read."""
+    """An MTP layer of a checkpoint, not yet read."""
 
     config: Any
     """Configuration of the target's language model."""
     layout: Layout
     tensors: Mapping[str, StoredTensor | DenseTensor]
-    """By their names in `MtpModel`."""
+    """By their names in an `MtpModel` of one layer."""
+    index: int = 0
+    """Depth of the draft tokens that the layer predicts, if there are several layers."""
 
     @property
     def num_bytes(self) -> int:
@@ -66,11 +70,11 @@ class MtpTensors:
 
     def stored_name(self, own_name: str) -> str:
         """Name in the checkpoint of a tensor of `MtpModel`."""
-        return self.layout.stored_name(own_name, self.config.num_hidden_layers)
+        return self.layout.stored_name(own_name, self.config.num_hidden_layers, self.index)
 
 
-def find_layer(model: str, revision: str | None) -> MtpTensors:
-    """The first MTP layer of a target's checkpoint.
+def find_layers(model: str, revision: str | None) -> tuple[MtpTensors, ...]:
+    """The MTP layers of a target's checkpoint, one for each depth of a draft, or one for all.
 
     Raises:
         NoMtpLayerError: it holds none of a supported model type.
@@ -85,30 +89,61 @@ def find_layer(model: str, revision: str | None) -> MtpTensors:
         raise
     except Exception as error:  # whatever the files' contents make transformers raise
         raise ModelRefusedError(f"{model}: {type(error).__name__}: {error}") from error
+    _check_read(config.model_type, headers)
     layout = LAYOUTS.get(config.model_type)
     if layout is None:
         raise NoMtpLayerError(f"model_type: {config.model_type!r}: must be one of {', '.join(LAYOUTS)}")
     if isinstance(source, GgufSource):
-        return _of_gguf(source, config)
+        return (_of_gguf(source, config),)
+    found: list[MtpTensors] = []
+    while (layer := _layer_of(config, layout, headers, len(found))) is not None:
+        found.append(layer)
+        if not layout.has_several:
+            break
+    if not found:
+        raise NoMtpLayerError(f"it holds no MTP tensors, {layout.prefix_of(config.num_hidden_layers)}*")
+    return tuple(found)
+
+
+def _check_read(model_type: str, names: Iterable[str]) -> None:
+    """Raises:
+    MtpRefusedError: the checkpoint holds drafting layers of a layout that is not read.
+    """
+    for name in sorted(name for name in names if _UNREAD.search(name)):
+        if ".mtp_dspark." in f".{name}":
+            limit = "DSpark tensors are read from a separate directory (--dflash), not from the target's checkpoint"
+            raise MtpRefusedError(f"{name}: {limit}")
+        if model_type not in LAYOUTS:
+            raise MtpRefusedError(
+                f"{name}: model_type {model_type!r} of MTP tensors: must be one of {', '.join(LAYOUTS)}"
+            )
+
+
+def _layer_of(config: Any, layout: Layout, headers: Mapping[str, StoredTensor], index: int) -> MtpTensors | None:
+    """The MTP layer of that index; None if the files hold none.
+
+    Raises:
+        MtpRefusedError: its format of quantised weights is not supported.
+    """
     num_layers = config.num_hidden_layers
-    files = {name: tensor for name, tensor in headers.items() if layout.own_name(name, num_layers)}
+    files = {name: tensor for name, tensor in headers.items() if layout.own_name(name, num_layers, index)}
     if not files:
-        raise NoMtpLayerError(f"it holds no MTP tensors, {layout.prefix.format(num_layers)}*")
+        return None
     try:
-        empty = empty_models(config, torch.float32)[1]
+        empty = empty_models(config, torch.float32, index)[1]
 
         def shape_of(path: str) -> tuple[int, int] | None:
-            return _linear_shape(empty, layout.own_name(f"{path}.weight", num_layers) or "")
+            return _linear_shape(empty, layout.own_name(f"{path}.weight", num_layers, index) or "")
 
         dense = with_dense(getattr(config, "quantization_config", None), files, shape_of)
     except ModelRefusedError as error:
         raise MtpRefusedError(str(error)) from error
-    found = {cast(str, layout.own_name(name, num_layers)): tensor for name, tensor in dense.items()}
+    found = {cast(str, layout.own_name(name, num_layers, index)): tensor for name, tensor in dense.items()}
     for tensor in found.values():
         if tensor.dtype not in _DENSE:
             limit = f"must be one of {', '.join(_DENSE)}, or of a supported quantization"
             raise MtpRefusedError(f"{tensor.name}: {tensor.dtype}: {limit}")
-    return MtpTensors(config, layout, found)
+    return MtpTensors(config, layout, found, index)
 
 
 def _of_gguf(source: GgufSource, config: Any) -> MtpTensors:
@@ -121,8 +156,8 @@ def _of_gguf(source: GgufSource, config: Any) -> MtpTensors:
     return MtpTensors(config, GGUF, found)
 
 
-def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
-    """A target of this configuration with one layer, and the MTP modules for it, on the meta device."""
+def empty_models(config: Any, dtype: torch.dtype, index: int = 0) -> tuple[Any, MtpModel]:
+    """A target of this configuration with one layer, and the modules of an MTP layer for it, on the meta device."""
     register_attention()
     config, layout = copy.deepcopy(config), LAYOUTS[config.model_type]
     config.num_mtp_layers, config.num_hidden_layers = 1, 1
@@ -131,7 +166,7 @@ def empty_models(config: Any, dtype: torch.dtype) -> tuple[Any, MtpModel]:
         nemotron.settle(config)
     for name, usual in (("layer_types", layout.attention), ("mlp_layer_types", layout.mlp)):
         if getattr(config, name, None) and not is_nemotron:
-            kinds = (getattr(config, f"mtp_{name}", None) or [usual])[:1]
+            kinds = (getattr(config, f"mtp_{name}", None) or [usual])[index : index + 1] or [usual]
             setattr(config, name, kinds)
             setattr(config, f"mtp_{name}", kinds)
     if getattr(config, "mlp_only_layers", None):
@@ -169,9 +204,10 @@ def load_layer(found: MtpTensors, dtype: torch.dtype) -> MtpModel:
     return model
 
 
-def kv_shape(config: Any) -> LayerShape:
+def kv_shape(found: MtpTensors) -> LayerShape:
     """The layer's record of a token."""
-    model, context = empty_models(config, torch.float32)[1], ProbeContext()
+    config = found.config
+    model, context = empty_models(config, torch.float32, found.index)[1], ProbeContext()
     layer: Any = model.layers[0]
     if config.model_type == nemotron.MODEL_TYPE:
         layer.mtp_block[1].mixer = torch.nn.Identity()
@@ -235,7 +271,7 @@ def _linear_shape(model: MtpModel, name: str) -> tuple[int, int] | None:
 
 def _filled(found: MtpTensors, dtype: torch.dtype, device: str) -> MtpModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # standard error is the log
-    target, model = empty_models(found.config, dtype)
+    target, model = empty_models(found.config, dtype, found.index)
     state: dict[str, Any] = dict(found.tensors)
     if device == "meta":
         state = {name: torch.empty(tensor.shape, device=device) for name, tensor in state.items()}

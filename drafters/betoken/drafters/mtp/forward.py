@@ -32,6 +32,7 @@ class MtpForward:
         num_pages: int,
         page_size: int,
         cache_dir: Path | None = None,
+        has_head: bool = True,
     ) -> None:
         """Args:
         shape: the layer's record of a token.
@@ -39,8 +40,10 @@ class MtpForward:
         vocab_size: ids of the target.
         num_pages: pages of the cache; there is one more, which belongs to no sequence.
         cache_dir: folder of the CPU kernels.
+        has_head: whether a pass gives logits, too; otherwise see `scores`.
         """
         self._layer: Any = model.layers[0]
+        self._has_head = has_head
         self._parts, self._vocab_size = parts, vocab_size
         self._rotary = rotary_of(model, parts.rotary)
         parts.use_experts(model)
@@ -69,22 +72,28 @@ class MtpForward:
         """Features [R, 1, H] of the target -> [R, H], inputs of rows with known states; a separate tensor."""
         return features.flatten(1).clone()
 
-    def __call__(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.inference_mode()
+    def scores(self, output: Tensor) -> Tensor:
+        """The layer's output [L, H] -> logits [L, V] float32 of the tokens after these rows."""
+        with self._parts.rows_alone():
+            return self._parts.head(output)
+
+    def __call__(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, ...]:
         """Write the KV of the batch's rows, each with its `hidden` [R, H].
 
         Returns:
-            Logits [L, V] float32 of the tokens after the rows that yield logits, and the layer's output [L, H].
+            Logits [L, V] float32 of the tokens after the rows that yield logits, with a head, and the layer's output
+            [L, H].
         """
-        logits, output = self._forward(batch, hidden)
-        return logits, output
+        return self._forward(batch, hidden)
 
     def _make_inputs(self, num_rows: int) -> Sequence[Tensor]:
         return (torch.zeros(num_rows, self._parts.hidden_size, dtype=self._parts.dtype, device=self._parts.device),)
 
     def _run(self, hidden: Tensor, token_ids: Tensor, positions: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-        """hidden [R, H], token ids [R], positions [R], rows [L] -> logits [L, V] float32, output [L, H]."""
+        """hidden [R, H], token ids [R], positions [R], rows [L] -> logits [L, V] float32 with a head, output [L, H]."""
         assert hidden.shape[1] == self._parts.hidden_size, "the tracer takes the width for a number of rows"
         embedded = self._parts.embed(token_ids)[None]
         output = call_layer(self._layer, self._rotary, embedded, hidden[None], positions[None], self._forward)
         kept = output[0].index_select(0, rows)
-        return self._parts.head(kept), kept
+        return (self._parts.head(kept), kept) if self._has_head else (kept,)

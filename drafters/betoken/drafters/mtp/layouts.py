@@ -21,7 +21,8 @@ class Layout:
     """Names of one kind of checkpoint."""
 
     prefix: str
-    """Prefix of all MTP tensors; `{}` is the number of the target's layers."""
+    """Prefix of the tensors of an MTP layer. `{index}` is the layer's index, `{layer}` its place after the target's
+    layers. Without either there is one MTP layer."""
     parts: Mapping[str, str]
     """Beginnings of names after the prefix -> their beginnings below `MtpLayer`; others are the block's."""
     block: str = ""
@@ -31,10 +32,19 @@ class Layout:
     mlp: str = "sparse"
     """Kind of its MLP in targets that have dense and sparse ones, if the configuration does not name it."""
 
-    def own_name(self, name: str, num_layers: int) -> str | None:
+    @property
+    def has_several(self) -> bool:
+        """Whether checkpoints may hold several layers, one for each depth of a draft."""
+        return "{" in self.prefix
+
+    def prefix_of(self, num_layers: int, index: int = 0) -> str:
+        """Prefix of the tensors of an MTP layer of a target with `num_layers` layers."""
+        return self.prefix.format(layer=num_layers + index, index=index)
+
+    def own_name(self, name: str, num_layers: int, index: int = 0) -> str | None:
         """Name in `MtpModel` of a tensor of the checkpoint; empty for a copy of the target's; None if it is not a
-        tensor of the first MTP layer."""
-        plain, prefix = _LANGUAGE_MODEL.sub("model.", name), self.prefix.format(num_layers)
+        tensor of that MTP layer."""
+        plain, prefix = _LANGUAGE_MODEL.sub("model.", name), self.prefix_of(num_layers, index)
         if not plain.startswith(prefix):
             return None
         rest = plain.removeprefix(prefix)
@@ -47,9 +57,9 @@ class Layout:
             return None if rest.startswith("layers.") else f"layers.0.{rest}"
         return f"layers.0.mtp_block.{rest.removeprefix(self.block)}"
 
-    def stored_name(self, own_name: str, num_layers: int) -> str:
+    def stored_name(self, own_name: str, num_layers: int, index: int = 0) -> str:
         """Name in the checkpoint of a tensor of `MtpModel`."""
-        prefix, rest = self.prefix.format(num_layers), own_name.removeprefix("layers.0.")
+        prefix, rest = self.prefix_of(num_layers, index), own_name.removeprefix("layers.0.")
         for stored, own in self.parts.items():
             if rest.startswith(own):
                 return f"{prefix}{stored}{rest.removeprefix(own)}"
@@ -62,12 +72,12 @@ QWEN = Layout(
     "layers.0.",
 )
 DEEPSEEK = Layout(
-    "model.layers.{}.",
+    "model.layers.{layer}.",
     {"eh_proj.": "eh_proj.", "enorm.": "enorm.", "hnorm.": "hnorm.", "shared_head.norm.": "post_norm."},
 )
 MELLUM = replace(QWEN, attention="sliding_attention")
 MIMO_V2 = Layout(
-    "model.mtp.layers.0.",
+    "model.mtp.layers.{index}.",
     {
         "eh_proj.": "eh_proj.",
         "enorm.": "enorm.",
@@ -82,7 +92,7 @@ NEMOTRON = Layout(
     "mtp.layers.",
     {"0.eh_proj.": "eh_proj.", "0.enorm.": "enorm.", "0.hnorm.": "hnorm.", "1.final_layernorm.": "post_norm."},
 )
-GGUF = Layout("blk.{}.", NEXTN)
+GGUF = Layout("blk.{layer}.", NEXTN)
 
 LAYOUTS: Mapping[str, Layout] = {
     "qwen3_next": QWEN,

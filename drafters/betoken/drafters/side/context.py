@@ -28,13 +28,16 @@ class LayerContext:
     """Among all that share the pages."""
     idle_since_ns: int = 0
     """When its last draft was finished (`time.perf_counter_ns`)."""
+    num_ahead: int = 0
+    """Tokens after a row's own that its KV depends on. The last rows are then taken in again, with the tokens that were
+    committed in the meantime."""
     page_ids: list[int] = field(default_factory=list)
     num_known: int = 0
     """Slots [0, num_known) hold KV of true states."""
     num_pending: int = 0
     """Rows that follow them and are to be taken in."""
     last: Tensor | None = None
-    """[1, H] of the last row that was taken in."""
+    """States [n, H] of the last rows that were taken in: the rows that are taken in again, at least one."""
     _start: int = 0
     """Position of the state in the slot num_known - 1, less that slot."""
     _pending: list[Tensor] = field(default_factory=list)
@@ -63,29 +66,34 @@ class LayerContext:
             return
         if first_position > self._next_position:
             self._pending, self.num_pending = [], 0
-            self._start += first_position - self._next_position
+            self.num_known -= self._num_again
+            self.last = None
+            self._start = first_position - self.num_known
             self._is_whole = False
         self._pending.append(hidden[skipped:])
         self.num_pending += len(hidden) - skipped
 
     def rows(self) -> tuple[int, list[int], Tensor]:
-        """The part still to be taken in: its first slot, token ids and states [n, H]. Without news the last row
-        again."""
-        if not self.num_pending:
+        """The part to be taken in: its first slot, token ids and states [n, H]. Without news the last row again."""
+        parts = list(self._pending)
+        num_again = self._num_again if parts else max(1, self._num_again)
+        if num_again:
             assert self.last is not None
-            return self.num_known - 1, [self.ids[-1]], self.last
-        first = self._start + self.num_known + 1
-        hidden = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
-        self._pending = [hidden]
-        return self.num_known, list(self.ids[first : first + self.num_pending]), hidden
+            parts.insert(0, self.last[-num_again:])
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts)
+        first = self.num_known - num_again
+        start = self._start + first + 1
+        return first, list(self.ids[start : start + len(hidden)]), hidden
 
     def taken_in(self) -> None:
         """The KV of all that `rows` gave is written."""
         if self.num_pending:
-            self.last = self._pending[-1][-1:]
+            known = self._pending if self.last is None else [self.last, *self._pending]
+            num_kept = max(1, self.num_ahead)
+            self.last = known[-1][-num_kept:] if len(known[-1]) >= num_kept else torch.cat(known)[-num_kept:]
             self.num_known += self.num_pending
             self._pending, self.num_pending = [], 0
-        num_full = self.num_known // self.table.page_size * self.table.page_size
+        num_full = max(0, self.num_known - self.num_ahead) // self.table.page_size * self.table.page_size
         if self._is_whole and num_full > self._num_published:
             self.table.publish(self.page_ids, self._keys(num_full), num_full)
             self._num_published = num_full
@@ -105,12 +113,20 @@ class LayerContext:
     def _find_pages(self) -> None:
         """Begin with what the layer has computed of an equal text."""
         size = self.table.page_size
-        self.page_ids = self.table.find(self._keys((len(self.ids) - 2) // size * size))
+        self.page_ids = self.table.find(self._keys(max(0, len(self.ids) - 2 - self.num_ahead) // size * size))
         self.num_known = len(self.page_ids) * size
 
+    @property
+    def _num_again(self) -> int:
+        """Rows that were taken in and whose KV depends on tokens that were not committed then."""
+        return 0 if self.last is None else min(self.num_ahead, len(self.last))
+
     def _keys(self, num_slots: int) -> list[int]:
-        """Inputs of the KV of each of the first slots, beyond the preceding ones: the next token, and in the
-        first slot the first token, too."""
+        """Inputs of the KV of each of the first slots, beyond the preceding ones: the last token that it depends on,
+        and in the first slot the tokens before that one, too."""
         if num_slots < 1:
             return []
-        return [self.ids[0] << 32 | self.ids[1], *self.ids[2 : num_slots + 1]]
+        first, num_first = 0, self.num_ahead + 2
+        for token_id in self.ids[:num_first]:
+            first = first << 32 | token_id
+        return [first, *self.ids[num_first : num_slots + num_first - 1]]

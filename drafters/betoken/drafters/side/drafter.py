@@ -183,8 +183,12 @@ class SideDrafter(Generic[DraftT]):
             parts.append(Part(segment, hidden[start:end]))
         return parts
 
-    def _pass(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
-        """Run the parts in their order, as many at a time as a pass holds; the results of all."""
+    def _pass(self, parts: Sequence[Part], forward: SideLayers | None = None) -> tuple[Tensor, ...]:
+        """Run the parts in their order, as many at a time as a pass holds; the results of all.
+
+        `forward`: a part of the layers; None = all.
+        """
+        layers = forward or self._forward
         outputs: list[tuple[Tensor, ...]] = []
         first = 0
         while first < len(parts):
@@ -198,7 +202,7 @@ class SideDrafter(Generic[DraftT]):
             batch = build_batch([part.segment for part in taken], self._pages.table.page_size, self._max_rows)
             hidden = taken[0].hidden if len(taken) == 1 else torch.cat([part.hidden for part in taken])
             began_ns = time.perf_counter_ns()
-            outputs.append(self._forward(batch, hidden))
+            outputs.append(layers(batch, hidden))
             self._price.add_pass(time.perf_counter_ns() - began_ns)
             first = end
         if len(outputs) == 1:
