@@ -108,6 +108,7 @@ SETUPS = {
     "gemma4": Setup("gemma4_assistant", partial(save_gemma4, num_centroids=34)),
     "pard": Setup("pard", save_pard, can_branch=True),
     "suffix": Setup("suffix", partial(save_remote, save_pair), can_branch=True),
+    "remote-suffix": remote("suffix", save_pair, {"drafters": ("suffix",)}),
     "remote-pard": remote("model", save_pard_pair, MODEL),
     "translated": remote("model", partial(save_translated_pair, kind="text"), TRANSLATED),
 }
