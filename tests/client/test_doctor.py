@@ -53,16 +53,14 @@ def test_doctor_exits_with_status_1_and_shows_the_cure_of_an_error() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        [
-            *(
-                ("--ports", "80,x"),
-                ("--ports", "70000"),
-                ("--dtype", "int3"),
-                ("--device", "tpu"),
-                ("--rendezvous", "host"),
-            ),
-            *(("--tensor-parallel", "0"), ("--pipeline", "0"), ("--local-ranks", "2")),
-        ],
+        ("--ports", "80,x"),
+        ("--ports", "70000"),
+        ("--rendezvous", "host"),
+        ("--dtype", "int3"),
+        ("--device", "tpu"),
+        ("--tensor-parallel", "0"),
+        ("--pipeline", "0"),
+        ("--local-ranks", "2"),
     ],
 )
 def test_doctor_rejects_a_bad_value_with_its_option(option: str, value: str) -> None:
