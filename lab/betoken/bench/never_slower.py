@@ -5,7 +5,8 @@
 A cell is a number of streams, a temperature, and bursts of short answers or long runs. Its groups of requests run one
 after the other in random order: one group without speculation and one for each drafter. All cells take turns until the
 time is over. A ratio is decided if its 95 % interval is on one side of --bound. Speeds are printed only if all answers
-of a group equal those without speculation. Progress goes to stderr; the last stdout line is one JSON object.
+of a group equal those without speculation. A row also has the speed ratio that the speculation policy predicted
+when the answers ended. Progress goes to stderr; the last stdout line is one JSON object.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from betoken.bench.command import exit_status, positive, temperature
@@ -49,6 +51,8 @@ class Group(NamedTuple):
 
     tokens_per_s: float
     answers: list[list[int]]
+    predicted: list[float]
+    """Speed-ups that the speculation policy expected, of answers for which it knows one."""
 
 
 class NeverSlower:
@@ -60,6 +64,8 @@ class NeverSlower:
         self._prompts = prompts
         self._random = random.Random(0)
         self.ratios: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+        self.predicted: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+        """Speed ratios by the speculation policy."""
         self.differences: list[str] = []
         """Drafters and cells whose answers differed from those without speculation."""
 
@@ -89,6 +95,7 @@ class NeverSlower:
                 self.differences.append(f"{name}, {cell.num_streams} streams, {cell.kind}, T = {cell.temperature:g}")
             if number:
                 self.ratios[cell, name].append(group.tokens_per_s / plain.tokens_per_s)
+                self.predicted[cell, name] += group.predicted
 
     async def _group(self, cell: Cell, name: str, number: int) -> Group:
         """All streams of a cell at once."""
@@ -110,7 +117,9 @@ class NeverSlower:
         )
         seconds = time.perf_counter() - start_s
         answers = [list(one.completion.output_ids) for one in completions]
-        return Group(sum(map(len, answers)) / seconds, answers)
+        policies = [one.completion.speculation.policy for one in completions]
+        predicted = [policy.expected_speedup for policy in policies if policy is not None and policy.expected_speedup]
+        return Group(sum(map(len, answers)) / seconds, answers, predicted)
 
 
 def verdict(found: PairedRatio, bound: float) -> str:
@@ -121,25 +130,30 @@ def verdict(found: PairedRatio, bound: float) -> str:
     return f">= {bound:g}" if is_at_least else f"below {bound:g}"
 
 
-def rows(ratios: dict[tuple[Cell, str], list[float]], bound: float) -> list[dict[str, Any]]:
+def rows(
+    ratios: Mapping[tuple[Cell, str], list[float]], predicted: Mapping[tuple[Cell, str], list[float]], bound: float
+) -> list[dict[str, Any]]:
     """Return the table's rows as JSON objects."""
     table = []
     for (cell, name), values in sorted(ratios.items()):
         found = estimate(values)
         figures = {"ratio": round(found.ratio, 3), "low": round(found.low, 3), "high": round(found.high, 3)}
         row = {"drafter": name, **figures, "num_pairs": found.num_pairs, "verdict": verdict(found, bound)}
+        expected = predicted.get((cell, name))
+        row["predicted"] = round(mean(expected), 3) if expected else None
         table.append(cell._asdict() | row)
     return table
 
 
 def markdown(table: Sequence[dict[str, Any]]) -> str:
     """Return the rows as a table of Markdown."""
-    lines = ["| streams | requests | T | drafter | speed ratio | 95 % interval | pairs | verdict |"]
-    lines.append("|---:|---|---:|---|---:|---|---:|---|")
+    lines = ["| streams | requests | T | drafter | speed ratio | 95 % interval | predicted | pairs | verdict |"]
+    lines.append("|---:|---|---:|---|---:|---|---:|---:|---|")
     for row in table:
         interval = f"[{row['low']:.3f}, {row['high']:.3f}]"
         load = f"| {row['num_streams']} | {row['kind']} | {row['temperature']:g} | `{row['drafter']}` "
-        lines.append(f"{load}| {row['ratio']:.3f} | {interval} | {row['num_pairs']} | {row['verdict']} |")
+        predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}"
+        lines.append(f"{load}| {row['ratio']:.3f} | {interval} | {predicted} | {row['num_pairs']} | {row['verdict']} |")
     return "\n".join(lines)
 
 
@@ -155,7 +169,7 @@ async def measure(options: argparse.Namespace) -> int:
     if bench.differences:
         print("\n".join(f"answers differ: {difference}" for difference in bench.differences))
         return 1
-    table = rows(bench.ratios, options.bound)
+    table = rows(bench.ratios, bench.predicted, options.bound)
     print(markdown(table))
     about = {"hardware": describe_hardware(), "versions": describe_versions(), "bound": options.bound}
     print(json.dumps(about | {"dtype": options.dtype, "prompts": options.prompts.name, "cells": table}))
