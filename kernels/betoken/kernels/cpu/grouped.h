@@ -101,11 +101,19 @@ inline Native half_to_float(const uint8_t* from) {
 }
 
 inline NativeInts load_bytes(const uint8_t* from, bool is_signed) {
+#if defined(__AVX512F__)  // of the conversion below GCC makes numbers one by one
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (NativeInts)(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return (NativeInts)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
   typedef uint8_t Unsigned __attribute__((vector_size(kNative)));
   typedef int8_t Signed __attribute__((vector_size(kNative)));
   Unsigned bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   return is_signed ? __builtin_convertvector((Signed)bytes, NativeInts) : __builtin_convertvector(bytes, NativeInts);
+#endif
 }
 
 // kNative numbers of one kind, from column `lane` on.
