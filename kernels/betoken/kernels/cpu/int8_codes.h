@@ -81,6 +81,7 @@ struct ByteCodes {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 template <>
 struct ByteCodes<kBytes> : ByteCodes<kNibbles> {
+  ByteCodes() = default;
   ByteCodes(const uint8_t* step, int lane) {
     alignas(64) static constexpr uint16_t kPairs[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -97,6 +98,7 @@ template <>
 struct ByteCodes<kBytes> {
   NativeShorts pairs[kStep / 2];
 
+  ByteCodes() = default;
   ByteCodes(const uint8_t* step, int lane) {
 #pragma GCC unroll 4
     for (int quarter = 0; quarter < kStep / kQuarter; ++quarter) {

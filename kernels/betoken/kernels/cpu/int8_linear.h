@@ -13,6 +13,7 @@ inline bool takes_int8(const GroupedFormat& format) { return format.code <= kByt
 template <int LAYOUT, int BLOCK>
 inline void int8_group(const GroupedColumns& columns, Int8Rows& x, float* totals) {
   constexpr int kParts = kStep / BLOCK;
+  constexpr int kVectors = kNative == 16 ? 2 : 1;  // of columns, whose codes registers hold
   const int64_t rows = x.rows;
   const bool has_offsets = columns.at.format.offset != kNone;
   DotAhead ahead(columns, x.k / kStep, 4096);
@@ -25,24 +26,33 @@ inline void int8_group(const GroupedColumns& columns, Int8Rows& x, float* totals
     const float* scales_of_x = &x.scales[block * rows];
     const int32_t* zeros = &x.zeros[block * kParts * rows];
     const float* sums = &x.sums[block * kParts * rows];
-    for (int lane = 0; lane < kColumns; lane += kNative) {
-      const ByteCodes<LAYOUT> codes(columns.codes(from), lane);
-      Native scales[kParts], offsets[kParts] = {};
+    for (int lane = 0; lane < kColumns; lane += kNative * kVectors) {
+      ByteCodes<LAYOUT> codes[kVectors];
+      Native scales[kVectors][kParts], offsets[kVectors][kParts] = {};
 #pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
-        const int64_t end = from % kDepthChunk / BLOCK + part;
-        scales[part] = load_native(ends.scales[end] + lane);
-        if (has_offsets) offsets[part] = load_native(ends.offsets[end] + lane);
-      }
-      for (int64_t row = 0; row < rows; ++row) {
-        Native total = load_native(totals + row * kColumns + lane);
+      for (int v = 0; v < kVectors; ++v) {
+        codes[v] = ByteCodes<LAYOUT>(columns.codes(from), lane + v * kNative);
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
-          const NativeInts dot = codes.template dot<BLOCK>(part, codes_of_x + row * kStep) - zeros[part * rows + row];
-          total += __builtin_convertvector(dot, Native) * (scales[part] * scales_of_x[row]);
-          if (has_offsets) total += offsets[part] * sums[part * rows + row];
+          const int64_t end = from % kDepthChunk / BLOCK + part;
+          scales[v][part] = load_native(ends.scales[end] + lane + v * kNative);
+          if (has_offsets) offsets[v][part] = load_native(ends.offsets[end] + lane + v * kNative);
         }
-        store_native(totals + row * kColumns + lane, total);
+      }
+      for (int64_t row = 0; row < rows; ++row) {
+        float* kept = totals + row * kColumns + lane;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          Native total = load_native(kept + v * kNative);
+#pragma GCC unroll 2
+          for (int part = 0; part < kParts; ++part) {
+            const NativeInts dot =
+                codes[v].template dot<BLOCK>(part, codes_of_x + row * kStep) - zeros[part * rows + row];
+            total += __builtin_convertvector(dot, Native) * (scales[v][part] * scales_of_x[row]);
+            if (has_offsets) total += offsets[v][part] * sums[part * rows + row];
+          }
+          store_native(kept + v * kNative, total);
+        }
       }
     }
   }

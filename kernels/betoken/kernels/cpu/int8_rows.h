@@ -62,8 +62,12 @@ inline float round_block(const float* x, int32_t* codes) {
     const NativeInts size = (NativeInts)parts[i] & 0x7fffffff;  // ordered as the floats, NaN above all
     most = size > most ? size : most;
   }
+#if defined(__AVX512F__)
+  const int32_t bits = _mm512_reduce_max_epi32((__m512i)most);
+#else
   int32_t bits = 0;
   for (int lane = 0; lane < kNative; ++lane) bits = std::max<int32_t>(bits, most[lane]);
+#endif
   float largest;
   std::memcpy(&largest, &bits, sizeof largest);
   const bool is_zero = largest < 0x1p-100f;
@@ -77,6 +81,23 @@ inline float round_block(const float* x, int32_t* codes) {
   return is_zero ? 0 : largest / 127;
 }
 
+// Codes of a block to their places.
+template <int LAYOUT, class Code>
+inline void store_codes(const int32_t* codes, Code* out) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Code) == 1) {
+    const __m128i order = LAYOUT == kBytes ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+                                           : _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    for (int i = 0; i < kRowBlockInputs; i += 16)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                       _mm_shuffle_epi8(_mm512_cvtepi32_epi8(_mm512_loadu_si512(codes + i)), order));
+    return;
+  }
+#endif
+#pragma GCC unroll 32
+  for (int i = 0; i < kRowBlockInputs; ++i) out[place_of(LAYOUT, i)] = codes[i];
+}
+
 template <int LAYOUT, int BLOCK>
 inline void round_row(const float* x, int64_t row, int zero, Int8Rows& to) {
   constexpr int kParts = kRowBlockInputs / BLOCK;
@@ -84,9 +105,7 @@ inline void round_row(const float* x, int64_t row, int zero, Int8Rows& to) {
     int32_t codes[kRowBlockInputs];
     const float scale = round_block(x + block * kRowBlockInputs, codes);
     to.scales[block * to.rows + row] = scale;
-    auto* out = to.codes<LAYOUT>(block, row);
-#pragma GCC unroll 32
-    for (int i = 0; i < kRowBlockInputs; ++i) out[place_of(LAYOUT, i)] = codes[i];
+    store_codes<LAYOUT>(codes, to.codes<LAYOUT>(block, row));
     for (int part = 0; part < kParts; ++part) {
       int32_t sum = 0;
       for (int i = 0; i < BLOCK; ++i) sum += codes[part * BLOCK + i];
