@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from betoken.kernels import cpu
+from betoken.verify_worker.doctor import rendezvous
 from betoken.verify_worker.doctor.__main__ import findings
 from betoken.verify_worker.doctor.code import code_cache_finding, compiler_finding
 from betoken.verify_worker.doctor.devices import Gpu, device_finding, peer_access_finding
@@ -206,6 +207,20 @@ def test_rendezvous_finding_of_this_and_of_another_machine() -> None:
     assert "loopback" in rendezvous_finding("127.0.0.1", 0).found
     unknown = rendezvous_finding("no-such-host.invalid", 29500)
     assert unknown.level == "error" and "all machines know" in unknown.cure
+
+
+@pytest.mark.parametrize(("own_address", "level"), [("127.0.0.2", "ok"), ("127.0.1.1", "warning")])
+def test_rendezvous_finding_of_a_machine_whose_name_has_another_address(
+    own_address: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"target.test": "127.0.0.2", "machine.test": own_address}
+    monkeypatch.setattr(socket, "gethostname", lambda: "machine.test")
+    monkeypatch.setattr(socket, "gethostbyname", lambda host: names[host])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(None, None, None, "", (names[host], 0))])
+    monkeypatch.setattr(rendezvous, "_is_loopback", lambda address: False)
+    finding = rendezvous_finding("target.test", 0)
+    assert finding.level == level, finding
+    assert level == "ok" or "is_host=1" in finding.cure
 
 
 @pytest.mark.parametrize(
