@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # More arguments for pip, such as --extra-index-url https://download.pytorch.org/whl/cpu where there is no GPU.
 PIP_ARGS ?=
 # Files of tests that run at once; services under test run beside them.
-TEST_JOBS ?= 2
+TEST_JOBS ?= 3
 # Environment in which code for CPUs uses no instructions beyond AVX2.
 AVX2_ONLY := BETOKEN_CPU_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 NUMERIC_TESTS := $(addprefix tests/engine/,cuda/test_forward.py cuda/test_grouped.py test_block_products.py \

@@ -131,7 +131,7 @@ def test_a_rank_after_rank_0_reads_no_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_compiled_model_has_the_same_bits_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_one_at_a_time(monkeypatch)
-    shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), compile="on", self_check=True), 2)
+    shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True), 2)
     assert shared.is_compiled
 
 

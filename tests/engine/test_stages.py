@@ -109,7 +109,6 @@ def test_two_forwards_under_way_have_the_bits_of_one_after_the_other(family: str
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.slow
 def test_a_compiled_model_has_the_same_bits_on_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_one_at_a_time(monkeypatch)
     shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True))

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from betoken.kernels.file_trust import distrust, foreign_entry
 
 _LOG = logging.getLogger(__name__)
+_REMOVAL_TRIES, _REMOVAL_PAUSE_S = 50, 0.02
 ROOM_BYTES = 32 << 20
 """Free bytes that a folder needs to take new code: several times what one model makes."""
 
@@ -132,8 +134,12 @@ def remove_all() -> None:
     global _is_ending
     _is_ending = True
     for folder in list(_made):
-        with suppress(OSError):
-            shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_REMOVAL_TRIES):
+            with suppress(OSError):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(_REMOVAL_PAUSE_S)  # a compiler under way has written another file meanwhile
 
 
 atexit.register(remove_all)

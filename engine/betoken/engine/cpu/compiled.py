@@ -15,6 +15,7 @@ from betoken.engine.compiled import TensorCall, compile_traced, constant_of, tra
 from betoken.engine.cpu.grouped_linear import PackedGroupedLinear
 from betoken.engine.cpu.kept_code import KeptCode, join
 from betoken.engine.cpu.row_linear import PackedLinear
+from betoken.engine.decoder_layers import materialized_results
 from betoken.kernels.build import BuildError
 from betoken.kernels.cpu import GROUP_COLUMNS, grouped
 
@@ -49,7 +50,8 @@ def compile_call(
     """
 
     def trace() -> fx.GraphModule:
-        graph = trace_call(call, example)
+        with materialized_results(model, _OPS.materialize):
+            graph = trace_call(call, example)
         join_linears(graph, model)
         keep_angles(graph)
         return graph

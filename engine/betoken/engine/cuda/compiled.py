@@ -17,6 +17,7 @@ from betoken.engine.cuda import operators  # noqa: F401 - defines what the graph
 from betoken.engine.cuda.joined_grouped import join_grouped
 from betoken.engine.cuda.joins import let_go, rows_read
 from betoken.engine.cuda.row_linear import RowLinear
+from betoken.engine.decoder_layers import materialized_results
 from betoken.engine.forward import ModelCall
 
 _ATEN: Any = torch.ops.aten
@@ -41,7 +42,8 @@ def compile_call(call: ModelCall, example: Sequence[Tensor], model: nn.Module, c
     """
 
     def trace() -> fx.GraphModule:
-        graph = trace_call(call, example)
+        with materialized_results(model, _ROWS.materialize):
+            graph = trace_call(call, example)
         join_linears(graph, model)
         return graph
 

@@ -191,6 +191,7 @@ _define(
     expert_linear,
     _expert_linear_shape,
 )
+_define("materialize", "(Tensor x) -> Tensor", torch.clone, torch.empty_like)
 _define("row_sum", "(Tensor x) -> Tensor", row_sum, _row_sum_shape)
 _define(
     "attend",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from betoken.engine.custom_operator import define_operator
+from betoken.engine.decoder_layers import find_decoder_layers
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.mixers.rebinding import own_forward
 from betoken.engine.rank_group import RankGroup
@@ -173,15 +174,14 @@ def _find_layers(model: Any) -> tuple[str, nn.ModuleList]:
     Raises:
         ModelRefusedError: there are none, or they read more than the hidden states of the layer before.
     """
-    config = model.config.get_text_config(decoder=True)
-    lists = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    found = [each for each in lists if len(each[1]) == config.num_hidden_layers]
-    if not found:
+    found = find_decoder_layers(model)
+    if found is None:
         raise ModelRefusedError(f"pipeline: {type(model).__name__} has no list of its decoder layers")
+    path, layers = found
+    config = model.config.get_text_config(decoder=True)
     for name in _JOINING:
         if getattr(config, name, None):
             raise ModelRefusedError(f"pipeline: must be 1 with {name} = {getattr(config, name)}")
-    path, layers = min(found, key=lambda each: each[0].count("."))
     for layer in layers:
         names = list(inspect.signature(own_forward(layer)).parameters)[2:]
         if unknown := sorted(set(names) - _INPUTS):
