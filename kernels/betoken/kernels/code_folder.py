@@ -19,9 +19,11 @@ from pathlib import Path
 from betoken.kernels.file_trust import distrust, foreign_entry
 
 _LOG = logging.getLogger(__name__)
-_REMOVAL_TRIES, _REMOVAL_PAUSE_S = 50, 0.02
 ROOM_BYTES = 32 << 20
 """Free bytes that a folder needs to take new code: several times what one model makes."""
+
+_REMOVAL_TRIES, _REMOVAL_PAUSE_S = 50, 0.02
+"""Removals of one folder at the end, and the pause between them: a compiler under way may still write to it."""
 
 _made: set[Path] = set()
 """Folders that end with this process, by name from before they exist. No lock: a signal's handler reads it too."""
@@ -139,7 +141,7 @@ def remove_all() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():
                 break
-            time.sleep(_REMOVAL_PAUSE_S)  # a compiler under way has written another file meanwhile
+            time.sleep(_REMOVAL_PAUSE_S)
 
 
 atexit.register(remove_all)

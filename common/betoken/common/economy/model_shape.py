@@ -44,7 +44,7 @@ def read_shape(model: str) -> ModelShape:
 
 
 def read_sizes(model: str) -> Mapping[str, Any]:
-    """Return fields of a model by their names in config.json; a GGUF file has those of its header.
+    """Return the fields of a model by their names in config.json, from the header if it is a GGUF file.
 
     Raises:
         InvalidArgumentError: it cannot be read.

@@ -81,7 +81,7 @@ class VerifySession:
         worker does not report it."""
         self.sequence_id = sequence_id
         self.granted: Grant = NOTHING_GRANTED
-        """The newest grant, as far as the worker may decode: an earlier one that reaches further still holds."""
+        """The newest grant. Its end is the furthest of all: a shorter grant does not shorten earlier ones."""
         self._host = host
         self._limits = limits
         self._timeout_s = timeout_s
