@@ -249,6 +249,27 @@ def test_an_interrupt_while_a_call_begins_takes_a_new_connection(router, script)
         assert client.complete("hi").text == "b"
 
 
+def test_an_interrupt_is_one_where_grpc_has_let_go_of_its_lock(router, script, monkeypatch) -> None:
+    """`threading.Condition.wait` lets go of the lock before the block that takes it again: between the two, an
+    interrupt becomes the RuntimeError of a lock that is not held."""
+
+    def interrupted(wait, *_: Any, **__: Any) -> None:
+        wait.__self__._release_save()
+        raise KeyboardInterrupt
+
+    router.will(script.start(), script.tokens("a", 5), script.Hang())
+    router.will(script.start(), script.tokens("b", 5), script.finish(1))
+    with Client(router.address, retry=FAST) as client:
+        pieces = iter(client.generate("hi"))
+        next(pieces)
+        stub = client.stub
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(grpc._common, "wait", interrupted)
+            next(pieces)
+        assert client.stub is not stub
+        assert client.complete("hi").text == "b"
+
+
 def test_an_interrupted_connection_is_not_closed_by_a_caller_that_timed_out(router, script) -> None:
     """gRPC closes a dropped channel, and waits for calls whose end the interrupt never reports."""
     router.will(script.start(), script.tokens("a", 5), script.Hang())

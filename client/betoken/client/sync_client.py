@@ -20,7 +20,7 @@ from betoken.client.config import GenerateOptions, PromptOptions, RetryPolicy
 from betoken.client.model_info import ModelInfo
 from betoken.client.request import ChatMessage, Prompt
 from betoken.client.session import Session
-from betoken.client.sync_generation import Generation
+from betoken.client.sync_generation import Generation, interrupts
 from betoken.client.unary import AnswerT, UnaryCall, detokenize_call, model_info_call, tokenize_call
 
 
@@ -150,15 +150,12 @@ class Client(ClientBase[Generation]):
         headers: Mapping[str, str] | None,
         retry: RetryPolicy | None = None,
     ) -> AnswerT:
-        with self._attempts(call.method, timeout_s, headers, retry) as attempts:
+        with interrupts(self.reconnect), self._attempts(call.method, timeout_s, headers, retry) as attempts:
             while True:
                 try:
                     answer = getattr(self.current_stub(), call.method)(call.request, **attempts.options())
                 except grpc.RpcError as broken:
                     error = call_error(broken, is_cancelled=self.is_closed)
-                except KeyboardInterrupt:
-                    self.reconnect()
-                    raise
                 except ValueError:  # another thread has just closed the channel
                     if not self.is_closed:
                         raise

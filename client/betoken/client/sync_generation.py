@@ -6,7 +6,8 @@ Waits; what to ask and what an answer means is decided in `session` and `retry`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -27,6 +28,28 @@ class _Client(Closable, Protocol):
     def current_stub(self) -> Any: ...
 
     def reconnect(self) -> None: ...
+
+
+@contextmanager
+def interrupts(reconnect: Callable[[], None]) -> Iterator[None]:
+    """Calls `reconnect` after an interrupt within the block, and raises the interrupt.
+
+    An interrupt that hits `threading.Condition.wait`, of gRPC or of an event, while it has let go of its lock comes out
+    as the RuntimeError of the `with` statement that then releases that lock.
+
+    Raises:
+        KeyboardInterrupt: as raised in the block, or in place of such a RuntimeError.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        reconnect()
+        raise
+    except RuntimeError as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        reconnect()
+        raise KeyboardInterrupt from error
 
 
 class Generation(GenerationBase):
@@ -54,7 +77,11 @@ class Generation(GenerationBase):
         return self._pieces()
 
     def _pieces(self) -> Generator[Piece, None, None]:
-        with self._session.iteration(), call_span("Generate", SPAN_CLIENT_GENERATE) as span:
+        with (
+            interrupts(self._client.reconnect),
+            self._session.iteration(),
+            call_span("Generate", SPAN_CLIENT_GENERATE) as span,
+        ):
             while True:
                 self._raise_if_cancelled()
                 request, timeout_s = self._session.next_request()
@@ -71,9 +98,6 @@ class Generation(GenerationBase):
                 except grpc.RpcError as broken:
                     self._raise_if_cancelled()
                     error = call_error(broken, is_cancelled=False)
-                except KeyboardInterrupt:
-                    self._client.reconnect()
-                    raise
                 finally:
                     if call is not None:
                         call.cancel()
