@@ -28,9 +28,9 @@ def save_eagle3(folder: Path, seed: int = 0) -> dict[str, Any]:
     return {"eagle3": str(folder / "eagle3")}
 
 
-def save_attached(folder: Path) -> dict[str, Any]:
+def save_attached(folder: Path, family: str = "llama") -> dict[str, Any]:
     """Writes the pair and weights; the options of a verify worker that has all of them attached."""
-    save_pair(folder)
+    save_pair(folder, family)
     heads = fit_heads(folder / "target", folder / "heads")
     return {"attached_drafters": DRAFTERS, "medusa": heads} | save_eagle3(folder)
 

@@ -59,6 +59,7 @@ _SIZES: dict[str, Any] = {
 }
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SIZES, num_hidden_layers=1),
+    "llama of two layers": lambda: LlamaConfig(**_SIZES, num_hidden_layers=2),
     "qwen3_5": lambda: Qwen3_5TextConfig(
         **_SIZES,
         pad_token_id=0,
@@ -87,6 +88,11 @@ def save_pair(folder: Path, family: str = "llama") -> None:
 def save_pard_pair(folder: Path) -> int:
     """As `save_pair`, with a draft that is a PARD model; return its mask token."""
     save_pair(folder)
+    return mark_pard(folder)
+
+
+def mark_pard(folder: Path) -> int:
+    """Make the draft of a pair a PARD model; return its mask token."""
     config, mask_token_id = folder / "draft" / "config.json", VOCAB_SIZE - 1
     config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": mask_token_id}))
     return mask_token_id

@@ -33,6 +33,11 @@ def save_peagle(folder: Path) -> dict[str, Any]:
 def save_dflash(folder: Path, variant: str = "dflash", **fields: Any) -> dict[str, Any]:
     """The tiny pair and a block drafter."""
     save_pair(folder)
+    return save_block_drafter(folder, variant, **fields)
+
+
+def save_block_drafter(folder: Path, variant: str = "dflash", **fields: Any) -> dict[str, Any]:
+    """A block drafter for the tiny pair."""
     sizes = SIZES | {"state_layers": (0, 1), "mask_token_id": VOCAB_SIZE - 1}
     save_block(folder / "block", block_shape(variant, **sizes | fields))
     return {"dflash": str(folder / "block")}

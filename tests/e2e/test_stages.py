@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from betoken.client import Speculation
 from betoken.rpc.early_end import undone_at_end
-from tests.e2e.in_process import running, save_pair
+from tests.e2e.attached import answers as answers_of
+from tests.e2e.attached import reported, save_attached
+from tests.e2e.in_process import mark_pard, running, save_pair, services, until_all_pages_are_free
 from tests.e2e.rank_answers import CASES, TIMEOUT_S, answers, check_ended, compilers_go_on
+from tests.e2e.setups import save_block_drafter, save_mtp
 
 __all__ = ["compilers_go_on"]
 
@@ -33,6 +37,27 @@ async def test_answers_go_on_from_two_stages_to_one_process(tmp_path: Path) -> N
             await stack.verify_hold.reached()
             await stack.lose_verify()
             assert await again == expected
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+async def test_attached_drafters_on_hidden_states_of_two_stages_give_the_plain_tokens(
+    is_hybrid: bool, tmp_path: Path
+) -> None:
+    if is_hybrid:
+        verify = save_mtp(tmp_path) | {"attached_drafters": ("mtp",)}
+    else:
+        verify = save_attached(tmp_path, "llama of two layers") | save_block_drafter(tmp_path)
+        verify |= {"attached_drafters": ("medusa", "eagle3", "dflash", "pard"), "pard": str(tmp_path / "draft")}
+        mark_pard(tmp_path)
+    with undone_at_end():
+        async with services(tmp_path, {"drafters": ("ngram",)}, verify | {"pipeline": 2}) as client:
+            plain = reported(await answers_of(client, Speculation(off=True), 0.8))
+            for name in verify["attached_drafters"]:
+                drafted = await answers_of(client, Speculation(name, num_draft_tokens=4), 0.8)
+                assert reported(drafted) == plain, name
+                assert sum(one.speculation.num_failed_drafts for one in drafted) == 0
+                assert sum(one.speculation.num_draft_tokens for one in drafted) > 0
+            await until_all_pages_are_free(client)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from betoken.engine.batch import Segment, build_batch
 from betoken.engine.bring_up.load import load_runner, weight_bytes
+from betoken.engine.bring_up.self_check import ReadOutput, features_of, forward_together, logits_of
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_info import ModelInfo
@@ -35,6 +36,7 @@ from tests.engine.tiny import save_tiny
 from tests.products import slow
 
 CASES = ["llama-float32", "mixtral-bfloat16", "gemma2-float32", "qwen3_5-bfloat16", "falcon_h1-float32"]
+WITH_FEATURES = ["llama-2-2", "llama-4-2", "lfm2-3-3", *slow("gpt2-2-2", "qwen3_5-2-2", "mixtral-4-2")]
 FURTHER = ["llama-bfloat16", "mixtral-float32", "gemma2-bfloat16", "qwen3_5-float32", "falcon_h1-bfloat16"]
 FURTHER += ["gpt2-bfloat16", "bloom-float32", "lfm2-float32", "mamba-bfloat16", "gpt_oss-bfloat16", "qwen3-bfloat16"]
 
@@ -44,9 +46,13 @@ def short_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batches, "_MIN_ROWS", 2)
 
 
-def check_equal_bits(config: EngineConfig, size: int = 2, num_stages: int = 2) -> ModelRunner:
+def check_equal_bits(
+    config: EngineConfig, size: int = 2, num_stages: int = 2, read: ReadOutput = logits_of
+) -> ModelRunner:
     alone = load_runner(config)
     with shared_runner(config, size, num_stages) as shared:
+        outputs = [forward_together(runner, SEQUENCES, read) for runner in (shared, alone)]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
         for ours, theirs in zip(bits_of(shared), bits_of(alone), strict=True):
             assert torch.equal(ours, theirs)
         assert (shared.numerics, shared.info.num_parameters) == (alone.numerics, alone.info.num_parameters)
@@ -57,6 +63,36 @@ def check_equal_bits(config: EngineConfig, size: int = 2, num_stages: int = 2) -
 def test_a_model_has_the_same_bits_on_two_stages(case: str, tmp_path: Path) -> None:
     family, dtype = case.split("-")
     check_equal_bits(config_of(save_tiny(tmp_path, family), dtype))
+
+
+@pytest.mark.parametrize("case", WITH_FEATURES)
+def test_the_last_stage_returns_the_hidden_states_of_all_layers(case: str, tmp_path: Path) -> None:
+    family, size, num_stages = case.split("-")
+    config = config_of(save_tiny(tmp_path, family), "bfloat16", feature_layers=lambda num: range(num + 1))
+    found = [forward_together(load_runner(config), SEQUENCES, features_of)]
+    with shared_runner(config, int(size), int(num_stages)) as shared:
+        assert shared.feature_layers == tuple(range(shared.parts.num_layers + 1))
+        found.append(forward_together(shared, SEQUENCES, features_of))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_drafters_look_up_embeddings_at_the_last_stage(is_tied: bool, size: int, tmp_path: Path) -> None:
+    gguf, model = tmp_path / "tiny.gguf", tiny_model(is_tied=True)
+    path = write_gguf(gguf, "Q4_K", model) if is_tied else save_tiny(tmp_path, "llama")
+    config = config_of(path, shares_embedding=True)
+    alone = load_runner(config)
+    states, last = torch.randn(2, 3, alone.parts.hidden_size), alone.info.vocab_size - 1
+    ids = torch.tensor([[0, last // 2, last // 2 + 1, last]])
+    with shared_runner(config, size, 2) as shared, torch.inference_mode():
+        page_ids = shared.page_table.allocate([1, 2, 3])[0]
+        begun = shared.begin([Segment(page_ids, 0, [1, 2, 3], 3)])
+        assert torch.equal(shared.parts.head(states), alone.parts.head(states))
+        assert torch.equal(shared.parts.embed(ids), alone.parts.embed(ids))
+        logits = shared.finish(begun).logits
+        assert torch.equal(logits, forward_together(alone, [[1, 2, 3]])[0])
+        assert shared.info.num_parameters == alone.info.num_parameters
 
 
 def test_a_model_has_the_same_bits_on_two_stages_of_two_ranks(tmp_path: Path) -> None:
@@ -111,7 +147,8 @@ def test_two_forwards_under_way_have_the_bits_of_one_after_the_other(family: str
 
 def test_a_compiled_model_has_the_same_bits_on_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_one_at_a_time(monkeypatch)
-    shared = check_equal_bits(config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True))
+    config = config_of(save_tiny(tmp_path, "llama"), "bfloat16", compile="on", self_check=True)
+    shared = check_equal_bits(replace(config, feature_layers=lambda num: range(num + 1)), read=features_of)
     assert shared.is_compiled
 
 

@@ -24,8 +24,8 @@ def settings_of(**options: Any) -> VerifyWorkerSettings:
         ({"pipeline": 33, "tensor_parallel": 2}, "--pipeline = 33: must be at most 32 with --tensor-parallel = 2"),
         ({"pipeline": 2, "synthetic": "step_ms=1"}, "--pipeline = 2: must be 1 with --synthetic"),
         (
-            {"pipeline": 2, "attached_drafters": ("medusa",), "medusa": "heads"},
-            "--pipeline = 2: must be 1 with --attached-drafters medusa",
+            {"pipeline": 2, "attached_drafters": ("gemma4_assistant",), "gemma4_assistant": "assistant"},
+            "--pipeline = 2: must be 1 with --attached-drafters gemma4_assistant",
         ),
     ],
     ids=str,

@@ -89,6 +89,8 @@ class FeatureNeeds:
     cached pages, whose rows are not observed."""
     steers_by_whole_text: bool = False
     """Whether it needs them if the target's tokens depend on drafts, which then must repeat."""
+    embeds: bool = False
+    """Whether it may look up embeddings of the target."""
 
 
 @dataclass(frozen=True, slots=True)

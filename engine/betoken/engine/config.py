@@ -90,6 +90,8 @@ class EngineConfig:
 
     Numbers follow transformers' `output_hidden_states`: 0 is what the first layer reads, n what the n-th layer
     leaves, and of the last that is after the final norm. -1 is the last, too."""
+    shares_embedding: bool = False
+    """Whether drafters look up embeddings, which the last pipeline stage then holds, too."""
     wrap_linear: "WrapLinear | None" = None
     """Makes the layer that replaces each linear layer, such as one with adapters; None keeps them. For
     adapter 0 it must compute the same as the layer."""

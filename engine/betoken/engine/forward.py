@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from betoken.engine.attention import CONTEXT_KEYWORD, AttentionContext
 from betoken.engine.batch import Batch
+from betoken.engine.features import Features
 from betoken.engine.parts import ModelParts
 from betoken.engine.snapshots import StateCopy
 from betoken.engine.step import StepContext
@@ -38,6 +38,10 @@ class StepOutput:
         """A `ModelCall`'s results, without its padding."""
         features = results[1][:num_rows] if len(results) > 1 else None
         return cls(results[0][:num_logits], features)
+
+    def copy(self) -> "StepOutput":
+        """Results that the next forward does not overwrite."""
+        return StepOutput(self.logits.clone(), None if self.features is None else self.features.clone())
 
 
 class Forward(Protocol):
@@ -106,22 +110,19 @@ class Forward(Protocol):
 def call_model(
     model: Any,
     context: AttentionContext,
-    feature_layers: Sequence[int],
+    features: Features,
     token_ids: Tensor,
     positions: Tensor,
     logit_rows: Tensor,
 ) -> tuple[Tensor, ...]:
-    """One call of a transformers model, as a `ModelCall`; see `ModelRunner.feature_layers`."""
-    wanted: dict[str, Any] = {"output_hidden_states": list(feature_layers)} if feature_layers else {}
+    """One call of a transformers model, as a `ModelCall`."""
     output = model(
         input_ids=token_ids,
         position_ids=positions,
         logits_to_keep=logit_rows,
         use_cache=False,
-        **wanted,
+        **features.keywords(),
         **{CONTEXT_KEYWORD: context},
     )
     logits: Tensor = output.logits[0].float()  # float32 sums of our linear layer, scaled by the model
-    if not feature_layers:
-        return (logits,)
-    return logits, torch.stack([output.hidden_states[layer][0] for layer in feature_layers], dim=1)
+    return (logits, *features.results(output))

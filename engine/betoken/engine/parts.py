@@ -36,6 +36,8 @@ class ModelParts:
         """Opens a context in which eager elementwise functions and norms treat each row by itself, too."""
         self.use_experts = use_experts
         """Has a model of transformers, still on the CPU, run its experts as the target's."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Finishes forwards of the model that are under way, so that the parts can be used within another forward."""
         self.pool: KvPool | None = None
         """Keys and values of the model, which drafters may read."""
 
@@ -89,5 +91,6 @@ class ModelParts:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [...] int64 -> what the embedding layer gives for them [..., H]."""
-        rows: Tensor = self._model.get_input_embeddings()(token_ids)
+        layer = self._model.get_input_embeddings()
+        rows: Tensor = (getattr(layer, "shared", None) or layer)(token_ids)
         return rows

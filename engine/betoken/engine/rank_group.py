@@ -68,6 +68,11 @@ class RankGroup:
         self.number = next(_numbers)  # an operator takes numbers and tensors, not objects
         _groups[self.number] = self
 
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the stage has the last layers, as rank 0's."""
+        return self.stage == self.num_stages - 1
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "RankGroup":
         """Return the group itself: transformers copies configurations, and with them what its loader is given."""
         return self

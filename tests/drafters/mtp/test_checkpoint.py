@@ -20,6 +20,7 @@ from betoken.drafters.mtp.hosting import make_drafter, memory_of
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.verify_worker.built_in import with_built_in
+from betoken.verify_worker.engine_config import engine_config
 from betoken.verify_worker.settings import VerifyWorkerSettings
 from tests.drafters.mtp.tiny import CONFIGS, save_target
 from tests.engine.quantized_files import awq_config, float4_config, store_awq, store_float4, write_quantized
@@ -169,9 +170,8 @@ def test_without_mtp_layers_in_transformers_nothing_is_built_in(monkeypatch):
         SPEC.make(SimpleNamespace(settings=settings))
 
 
-def test_pipeline_stages_leave_out_a_built_in_drafter_and_refuse_a_named_one(tmp_path, caplog):
-    model = str(save_target(tmp_path, "qwen3_5"))
-    staged = with_built_in(VerifyWorkerSettings(model=model, pipeline=2), lambda stage, fraction: None)
-    assert staged.attached_drafters == () and "mtp of the checkpoint is not attached" in caplog.text
-    with pytest.raises(ValueError, match="pipeline"):
-        VerifyWorkerSettings(model=model, pipeline=2, attached_drafters="mtp")
+def test_pipeline_stages_share_embeddings_with_a_built_in_drafter(tmp_path):
+    settings = VerifyWorkerSettings(model=str(save_target(tmp_path, "qwen3_5")), pipeline=2)
+    assert not engine_config(settings.model_copy(update={"attached_drafters": ()})).shares_embedding
+    staged = with_built_in(settings, lambda stage, fraction: None)
+    assert staged.attached_drafters == ("mtp",) and engine_config(staged).shares_embedding

@@ -12,6 +12,7 @@ from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.families.replacement import replace_mixers
+from betoken.engine.features import Features
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.reference.forward import ReferenceForward
 from betoken.engine.weights.layers import replace_linears
@@ -61,8 +62,8 @@ def load(
     pools = [KvPool(_probe(model, 640)[0], NUM_PAGES + 1, PAGE_SIZE, model.dtype, model.device) for model in models]
     replace_linears(models[0], RowLinear)
     assert use_row_experts(models[0]) == (family in MIXTURES)
-    forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", True, feature_layers)
-    return forward, ReferenceForward(models[1], pools[1], NUM_PAGES, feature_layers), pools[0]
+    forward = CudaForward(models[0], pools[0], MAX_CONTEXT, "fake", True, Features(tuple(feature_layers)))
+    return forward, ReferenceForward(models[1], pools[1], NUM_PAGES, Features(tuple(feature_layers))), pools[0]
 
 
 def batches() -> list[Batch]:

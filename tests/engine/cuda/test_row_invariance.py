@@ -14,6 +14,7 @@ from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.errors import ModelRefusedError
 from betoken.engine.families.replacement import replace_mixers
+from betoken.engine.features import NO_FEATURES
 from betoken.engine.forward import call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext
@@ -115,10 +116,10 @@ def test_a_scatter_of_one_value_stays_within_rows() -> None:
 def test_the_forward_of_a_family_is_the_same_under_row_invariance(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0, 2, 4]))
-    (plain,) = call_model(model, context, (), *arguments)
+    (plain,) = call_model(model, context, NO_FEATURES, *arguments)
     assert use_row_experts(model) == (family in MIXTURES)
     with RowInvariance():
-        (ours,) = call_model(model, context, (), *arguments)
+        (ours,) = call_model(model, context, NO_FEATURES, *arguments)
     torch.testing.assert_close(ours, plain, rtol=0, atol=plain.abs().mean().item() * 1e-5)
 
 
@@ -128,7 +129,7 @@ def test_stock_experts_are_refused(family: str) -> None:
     model, context = load(family)
     arguments = (torch.tensor([[1, 2, 3, 4, 5]]), torch.arange(5)[None], torch.tensor([0]))
     with pytest.raises(ModelRefusedError, match="aten"), RowInvariance():
-        call_model(model, context, (), *arguments)
+        call_model(model, context, NO_FEATURES, *arguments)
 
 
 def load(family: str) -> tuple[torch.nn.Module, BatchContext]:

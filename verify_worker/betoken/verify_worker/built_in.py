@@ -1,15 +1,11 @@
 """Names the drafters whose weights the target's checkpoint holds, the same on all ranks of a worker."""
 
-import logging
-
 from betoken.common.errors import FailedPreconditionError
 from betoken.drafters.host.making import resolve_built_in
-from betoken.drafters.registry import BUILT_IN, SPECS, check_attached
+from betoken.drafters.registry import BUILT_IN, check_attached
 from betoken.engine.weights.checkpoint import Progress
 from betoken.engine.weights.sources import open_source
 from betoken.verify_worker.settings import VerifyWorkerSettings
-
-_log = logging.getLogger(__name__)
 
 
 def with_built_in(settings: VerifyWorkerSettings, progress: Progress) -> VerifyWorkerSettings:
@@ -23,10 +19,6 @@ def with_built_in(settings: VerifyWorkerSettings, progress: Progress) -> VerifyW
         progress("finding the checkpoint", 0.0)
         open_source(settings.model, settings.revision, progress)  # downloads it
     names = resolve_built_in(settings)
-    if settings.pipeline > 1:
-        for name in (name for name in names if SPECS[name].features is not None):
-            _log.warning("%s of the checkpoint is not attached: it reads hidden states of other pipeline stages", name)
-        names = tuple(name for name in names if SPECS[name].features is None)
     try:
         check_attached(names)
     except ValueError as error:

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from betoken.drafters.host.making import attached_layers, attached_memory
+from betoken.drafters.registry import SPECS
 from betoken.engine.config import EngineConfig
 from betoken.verify_worker.launched import num_local_ranks
 from betoken.verify_worker.settings import VerifyWorkerSettings
@@ -24,6 +25,7 @@ def engine_config(settings: VerifyWorkerSettings) -> EngineConfig:
     return EngineConfig(
         **options,
         feature_layers=partial(attached_layers, settings),
+        shares_embedding=any(need.embeds for name in settings.attached_drafters if (need := SPECS[name].features)),
         beside_bytes=memory.weight_bytes,
         beside_page_bytes=memory.page_bytes,
     )

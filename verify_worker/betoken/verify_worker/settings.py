@@ -51,10 +51,9 @@ class VerifyWorkerSettings(WorkerSettings):
         return {"pipeline": self.pipeline} | super().numbers_of_ranks()
 
     def one_process_options(self) -> dict[str, bool]:
-        found, has_stages = super().one_process_options(), self.pipeline > 1
+        found = super().one_process_options()
         for spec in (SPECS[name] for name in self.attached_drafters if name != BUILT_IN):
-            is_excluded = spec.reads_target_kv or (has_stages and spec.features is not None)
-            found[f"--attached-drafters {spec.name}"] = is_excluded
+            found[f"--attached-drafters {spec.name}"] = spec.reads_target_kv
         return found
 
     def engine_options(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ SPEC = DrafterSpec(
     can_attach=True,
     can_host=False,
     memory=_memory,
-    features=FeatureNeeds(layers=_layers, steers_by_whole_text=True),
+    features=FeatureNeeds(layers=_layers, steers_by_whole_text=True, embeds=True),
     settings=DflashSettings,
     options=(_WEIGHTS,),
 )

@@ -58,6 +58,6 @@ SPEC = DrafterSpec(
     can_host=False,
     is_built_in=_is_built_in,
     memory=_memory,
-    features=FeatureNeeds(layers=lambda settings, num_layers: (num_layers,), steers_by_whole_text=True),
+    features=FeatureNeeds(layers=lambda settings, num_layers: (num_layers,), steers_by_whole_text=True, embeds=True),
     settings=MtpSettings,
 )

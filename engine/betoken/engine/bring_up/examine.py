@@ -4,7 +4,7 @@ It knows the model's forward, not the ways to run it faster.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +19,13 @@ from betoken.engine.config import EngineConfig
 from betoken.engine.errors import EngineError, ModelRefusedError
 from betoken.engine.families.refusals import check_windows
 from betoken.engine.families.replacement import replace_mixers
+from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.kv_pool import LayerShape
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.ranks.layers import whole_layers
 from betoken.engine.ranks.split import Split
 from betoken.engine.ranks.stage_states import states_of_all
+from betoken.engine.ranks.stages import stage_features
 from betoken.engine.state_shapes import StateShape
 from betoken.engine.weights.activations import exact_rows, rounds_rows
 from betoken.engine.weights.checkpoint import Progress
@@ -63,8 +65,8 @@ class Examined:
     """True if a layer rounds its inputs to int8; `expected` is of exact ones."""
     rounding: list[float] = field(default_factory=list)
     """Mean distance by which that moves the logits of each sequence, from the check."""
-    feature_layers: tuple[int, ...] = ()
-    """See `ModelRunner.feature_layers`."""
+    features: Features = NO_FEATURES
+    """Hidden states that forwards return."""
 
 
 def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progress) -> Examined:
@@ -76,8 +78,8 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
     """
     sequences = sample_sequences(info.vocab_size, info.max_context, config.max_num_batched_tokens)
     is_mixture = _any_rank(config, any(name.endswith("experts") for name, _ in model.named_modules()))
-    feature_layers = _feature_layers(config, model)
-    check = PassedCheck.of(config, info, feature_layers)
+    features = _features(config, model)
+    check = PassedCheck.of(config, info, features.layers)
     if not check.is_known and lacks_numbers(model):
         raise OtherLogitsError("the model was not checked with these settings")
     expected: list[Tensor] = []
@@ -89,7 +91,7 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
         replace_mixers(model)
         if config.ranks is not None and (config.ranks.num_stages == 1 or config.ranks.columns.size > 1):
             Split(config.ranks.columns).apply_to_rest(model)
-    shapes, states = _probe(model, info.max_context, feature_layers)
+    shapes, states = _probe(model, info.max_context, features)
     all_states = states if config.ranks is None else states_of_all(config.ranks, states)
     return Examined(
         model,
@@ -102,7 +104,7 @@ def examine(config: EngineConfig, model: Any, info: ModelInfo, progress: Progres
         is_mixture,
         check,
         rounds_rows(model),
-        feature_layers=feature_layers,
+        features=features,
     )
 
 
@@ -111,18 +113,19 @@ def _any_rank(config: EngineConfig, value: bool) -> bool:
     return value if config.ranks is None else not config.ranks.least(not value)
 
 
-def _feature_layers(config: EngineConfig, model: Any) -> tuple[int, ...]:
-    """The wanted layers, ascending, each once, from 0."""
+def _features(config: EngineConfig, model: Any) -> Features:
+    """The hidden states that the options select: layers ascending, each once, from 0."""
     if config.feature_layers is None:
-        return ()
+        return NO_FEATURES
     num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
     wanted = config.feature_layers(num_layers)
-    if wanted and config.ranks is not None and config.ranks.num_stages > 1:
-        raise ModelRefusedError(f"pipeline: must be 1 for hidden states of layers {wanted}, which drafters read")
     for layer in wanted:
         if not -num_layers - 1 <= layer <= num_layers:
             raise ModelRefusedError(f"feature_layers: {layer} is outside [{-num_layers - 1}, {num_layers}]")
-    return tuple(sorted({layer % (num_layers + 1) for layer in wanted}))
+    layers = tuple(sorted({layer % (num_layers + 1) for layer in wanted}))
+    if layers and config.ranks is not None and config.ranks.num_stages > 1:
+        return stage_features(model, config.ranks, layers)
+    return Features(layers)
 
 
 @contextmanager
@@ -143,17 +146,16 @@ def refusing(model: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def _probe(
-    model: Any, max_context: int, feature_layers: Sequence[int] = ()
+    model: Any, max_context: int, features: Features = NO_FEATURES
 ) -> tuple[dict[int, LayerShape], dict[int, StateShape]]:
     """Shapes of each layer's keys and values, and of its states, from one forward of two tokens with features."""
     context = ProbeContext()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     positions = torch.arange(2, device=model.device)[None]
     with refusing(model), zero_products(model):
-        wanted: dict[str, Any] = {"output_hidden_states": list(feature_layers)} if feature_layers else {}
-        output = model(input_ids=ids, position_ids=positions, use_cache=False, **wanted, **{CONTEXT_KEYWORD: context})
-    if feature_layers:
-        _check_features(model, output, feature_layers)
+        keywords = features.keywords() | {CONTEXT_KEYWORD: context}
+        output = model(input_ids=ids, position_ids=positions, use_cache=False, **keywords)
+    features.check(model, output)
     if not context.shapes and not context.states:
         raise ModelRefusedError(f"{type(model).__name__} has no layer that uses transformers' attention interface")
     with refusing(model):
@@ -162,10 +164,3 @@ def _probe(
     for layer in range(max([*shapes, *context.states]) + 1):
         shapes.setdefault(layer, LayerShape(1, 0, 0))  # layers are numbered without gaps
     return shapes, context.states
-
-
-def _check_features(model: Any, output: Any, feature_layers: Sequence[int]) -> None:
-    states = getattr(output, "hidden_states", None) or ()
-    num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-    if len(states) != num_layers + 1 or any(states[layer] is None for layer in feature_layers):
-        raise ModelRefusedError(f"{type(model).__name__} does not give the hidden states of its {num_layers} layers")

@@ -104,7 +104,7 @@ def _ready(config: EngineConfig, examined: Examined, report: Progress) -> ModelR
             page_table,
             forward,
             config.max_num_batched_tokens,
-            examined.feature_layers,
+            examined.features.layers,
             num_waiting(config, examined),
             leading if num_stages > 1 else None,
             num_stages,

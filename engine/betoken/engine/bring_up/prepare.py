@@ -90,7 +90,7 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
     if (
         model.device.type == "cuda"
         and not examined.states
-        and (prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.feature_layers))
+        and (prepared := prepare_cuda(config, model, max_context, shapes, progress, examined.features))
     ):
         return prepared
     num_pages = config.num_pages_of(page_bytes(config, examined) or _EMPTY_PAGE_BYTES)
@@ -108,12 +108,12 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         raise OtherLogitsError("the CPU kernels cannot read the packed weights")
     if kernels is None:
         replace_linears(model, BlockLinear, only_last=model.dtype == torch.bfloat16)
-        forward = ReferenceForward(model, pool, num_pages, examined.feature_layers, states)
+        forward = ReferenceForward(model, pool, num_pages, examined.features, states)
     else:
         kernels.set_num_threads(config.num_threads or torch.get_num_threads())
         report = partial(_report_packing, progress)
         report(0.0)
-        forward = CpuForward(model, kernels, pool, examined.feature_layers, states, report, examined.check.code())
+        forward = CpuForward(model, kernels, pool, examined.features, states, report, examined.check.code())
     wrap_linears(model, linears, config.wrap_linear, forward.step)
     return forward, num_pages
 

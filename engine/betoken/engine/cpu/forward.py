@@ -21,6 +21,7 @@ from betoken.engine.cpu.kept_code import KeptCode
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
 from betoken.engine.cpu.row_linear import PackedLinear
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.parts import ModelParts
@@ -75,9 +76,9 @@ class ModelCallStack:
     A wrapper costs time on every call. The first call shows which ones the model needs; `settle` drops the others.
     """
 
-    def __init__(self, model: Any, feature_layers: Sequence[int]) -> None:
+    def __init__(self, model: Any, features: Features) -> None:
         self._model = model
-        self._feature_layers = feature_layers
+        self._features = features
         self._context = CpuContext()
         self._bare_products, self._whole_vectors = BareProducts(model), WholeVectors()
         self._redirects, self._widens = True, True
@@ -103,7 +104,7 @@ class ModelCallStack:
 
     def _bare(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         with one_torch_thread():
-            return call_model(self._model, self._context, self._feature_layers, *tensors)
+            return call_model(self._model, self._context, self._features, *tensors)
 
 
 class CpuForward:
@@ -117,7 +118,7 @@ class CpuForward:
         model: Any,
         kernels: CpuKernels,
         pool: KvPool,
-        feature_layers: Sequence[int] = (),
+        features: Features = NO_FEATURES,
         states: StatePool | None = None,
         progress: Callable[[float], None] = lambda fraction: None,
         kept_code: KeptCode | None = None,
@@ -146,7 +147,7 @@ class CpuForward:
         use_packed_experts(model, kernels)
         replace_linears(model, PackedLinear)
         pack_grouped_layers(model, kernels, progress)
-        self._calls = ModelCallStack(model, feature_layers)
+        self._calls = ModelCallStack(model, features)
         self._is_settled = False
         self._compiled: ModelCall | None = None
         self._kept_code = kept_code

@@ -22,6 +22,7 @@ from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_invariance import RowInvariance
 from betoken.engine.cuda.row_linear import RowLinear
 from betoken.engine.cuda.step_inputs import StepInputs
+from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.forward import ModelCall, StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext
@@ -45,7 +46,7 @@ class CudaForward:
         max_context: int,
         name: str,
         is_row_invariant: bool,
-        feature_layers: Sequence[int] = (),
+        features: Features = NO_FEATURES,
     ) -> None:
         self.name = name
         self.is_compiled = False
@@ -61,7 +62,7 @@ class CudaForward:
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:
             mode: AbstractContextManager[Any] = RowInvariance() if is_row_invariant else nullcontext()
             with mode:
-                return call_model(model, self._context, feature_layers, *tensors)
+                return call_model(model, self._context, features, *tensors)
 
         self.model_call: ModelCall = call
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from betoken.engine.cuda.memory import count_pages, measure_forward
 from betoken.engine.cuda.row_experts import use_row_experts
 from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, replace_grouped
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
+from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.kv_pool import KvPool, LayerShape
 from betoken.engine.step import wrap_linears
 from betoken.engine.weights.checkpoint import Progress
@@ -35,7 +36,7 @@ def prepare_cuda(
     max_context: int,
     shapes: dict[int, LayerShape],
     progress: Progress,
-    feature_layers: Sequence[int] = (),
+    features: Features = NO_FEATURES,
 ) -> tuple[CudaForward, int] | None:
     """The forward and the number of KV pages; None if the model uses operators that may depend on the number of rows.
 
@@ -62,7 +63,7 @@ def prepare_cuda(
         progress("measuring memory", _START)
         scratch = KvPool(shapes, 1, config.page_size, model.dtype, model.device)
         name = _name(config, model.device)
-        forward = CudaForward(model, scratch, max_context, name, config.batch_invariant, feature_layers)
+        forward = CudaForward(model, scratch, max_context, name, config.batch_invariant, features)
         wrap_linears(model, linears, config.wrap_linear, forward.step)
         try:
             use = measure_forward(lambda: _run_every_size(config, forward), model.device)

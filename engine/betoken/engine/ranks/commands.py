@@ -30,9 +30,9 @@ class Command(IntEnum):
     COMPILE = auto()
     RUN_EAGERLY = auto()
     HEAD = auto()
-    """Run the output layer on states of a drafter."""
+    """Run the output layer on states of a drafter, on the last stage."""
     EMBED = auto()
-    """Look up embeddings for a drafter."""
+    """Look up embeddings for a drafter, on the last stage."""
     EXACT_ROWS = auto()
     """Multiply exact activations, or rounded ones again."""
     RELOAD = auto()

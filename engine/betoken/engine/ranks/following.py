@@ -47,13 +47,15 @@ class Follower:
                 self._compile()
             case Command.RUN_EAGERLY:
                 forward.run_eagerly()
+            case Command.HEAD | Command.EMBED if not self._group.is_last_stage:
+                pass
             case Command.HEAD:
                 states = torch.empty(parts[0].tolist(), dtype=forward.parts.dtype, device=forward.parts.device)
-                self._group.broadcast(states)
+                self._group.columns.broadcast(states)
                 forward.parts.head(states)
             case Command.EMBED:
                 token_ids = torch.empty(parts[0].tolist(), dtype=torch.int64, device=forward.parts.device)
-                self._group.broadcast(token_ids)
+                self._group.columns.broadcast(token_ids)
                 forward.parts.embed(token_ids)
             case Command.EXACT_ROWS:
                 self._exact.close()

@@ -79,7 +79,13 @@ class LeadingForward:
         self._forward, self._group = forward, group
         self._announced: deque[tuple[Batch | None, Callable[[], StepOutput | None]]] = deque()
         """Calls of other ranks that this rank has still to make, in their order, and the batches that they run."""
-        self.parts: ModelParts = LeadingParts(forward.parts, group, vocab_size)
+        self._done: deque[tuple[Batch, StepOutput]] = deque()
+        """Results of batches that have not been finished."""
+        # A stage of one rank has these parts for itself.
+        is_shared = group.columns.size > 1 or group.num_stages == 1
+        self.parts: ModelParts = (
+            LeadingParts(forward.parts, group, vocab_size, self._catch_up) if is_shared else forward.parts
+        )
         """See `Forward`."""
 
     @property
@@ -124,13 +130,23 @@ class LeadingForward:
 
     def finish(self, batch: Batch) -> StepOutput:
         """Run the oldest batch begun, after the calls announced before it."""
+        found = self._done.popleft() if self._done else self._run_next()
+        assert found is not None and found[0] is batch, "batches finish in the order of their beginning"
+        return found[1]
+
+    def _run_next(self) -> tuple[Batch, StepOutput] | None:
+        """Make the calls announced up to the next batch; return it and its results."""
         while self._announced:
-            announced, call = self._announced.popleft()
+            batch, call = self._announced.popleft()
             output = self._call(call)
-            if announced is not None:
-                assert announced is batch and output is not None, "batches finish in the order of their beginning"
-                return output
-        raise AssertionError("a batch is begun before it finishes")
+            if batch is not None and output is not None:
+                return batch, output
+        return None
+
+    def _catch_up(self) -> None:
+        """Make all calls that the other ranks make before a call announced now."""
+        while (found := self._run_next()) is not None:
+            self._done.append((found[0], found[1].copy()))
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
         """See `Forward`."""
@@ -180,10 +196,12 @@ class LeadingParts(ModelParts):
     Both are operators, so that a compiled draft layer calls them, too.
     """
 
-    def __init__(self, own: ModelParts, group: RankGroup, vocab_size: int) -> None:
+    def __init__(self, own: ModelParts, group: RankGroup, vocab_size: int, catch_up: Callable[[], None]) -> None:
+        """`catch_up`: makes the calls that other ranks make before the next announced one."""
         super().__init__(own._model, own._make_linear, own.rows_alone)
         self.pool = own.pool
         self._own, self._group, self._vocab_size = own, group, vocab_size
+        self.catch_up = catch_up
         self._number = next(_numbers)
         _leading[self._number] = self
 
@@ -199,16 +217,18 @@ class LeadingParts(ModelParts):
 
     def run_head(self, states: Tensor) -> Tensor:
         """Run the output layer on all ranks."""
+        self.catch_up()
         with all_ranks(self._group, pack(Command.HEAD, states.shape)):
             states = states.contiguous()
-            self._group.broadcast(states)
+            self._group.columns.broadcast(states)
             return self._own.head(states)
 
     def run_embedding(self, token_ids: Tensor) -> Tensor:
         """Look embeddings up on all ranks."""
+        self.catch_up()
         with all_ranks(self._group, pack(Command.EMBED, token_ids.shape)):
             token_ids = token_ids.contiguous()
-            self._group.broadcast(token_ids)
+            self._group.columns.broadcast(token_ids)
             return self._own.embed(token_ids)
 
 

@@ -19,7 +19,9 @@ def run(forward: Forward, batch: Batch, group: RankGroup) -> StepOutput:
     parts = micro_batches(batch, min(group.num_stages, batch.num_rows // _MIN_ROWS))
     if len(parts) == 1:
         return forward(batch)
-    return StepOutput(torch.cat([forward(part).logits.clone() for part in parts]))
+    outputs = [forward(part).copy() for part in parts]
+    features = [output.features for output in outputs if output.features is not None]
+    return StepOutput(torch.cat([output.logits for output in outputs]), torch.cat(features) if features else None)
 
 
 def micro_batches(batch: Batch, num_parts: int) -> list[Batch]:

@@ -18,6 +18,7 @@ from betoken.engine.errors import ModelRefusedError
 from betoken.engine.mixers.rebinding import own_forward
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks.split import Split
+from betoken.engine.ranks.stage_features import StageFeatures
 from betoken.engine.weights.layers import output_width
 from betoken.engine.weights.stored import Stored
 from betoken.engine.weights.stored_files import Places
@@ -52,6 +53,20 @@ def layers_of_stage(stage: int, num_stages: int, num_layers: int) -> range:
     return range(first, stop)
 
 
+def stage_features(model: Any, group: RankGroup, layers: tuple[int, ...]) -> StageFeatures:
+    """Let all forwards of a stage exchange hidden states of these layers; all ranks together."""
+    found = find_decoder_layers(model)
+    assert found is not None, "stages have layers"
+    modules = found[1]
+    own = stage_layers(group, len(modules))
+    features = StageFeatures(layers, own, len(modules))
+    features.listen(model.get_decoder(), modules)
+    for module in modules:
+        if isinstance(module, OtherLayer):
+            module.features = features
+    return features
+
+
 class OtherLayer(nn.Module):
     """A layer of another stage: returns its input, the previous stage's result, or its input after sending it on."""
 
@@ -64,6 +79,8 @@ class OtherLayer(nn.Module):
         for name, child in layer.named_children():  # whose computed buffers it may fill
             self.add_module(name, _buffers_of(child))
         self._exchange, self._group = exchange, group
+        self.features = StageFeatures((), range(0), 0)
+        """Hidden states that the stage exchanges in addition to its result."""
         self._returns_tuple = _returns_tuple(layer)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
@@ -72,16 +89,26 @@ class OtherLayer(nn.Module):
         if self._exchange:
             if x.dim() != 3:
                 raise ModelRefusedError(f"pipeline: layers exchange hidden states of {x.dim()} dimensions, not of 3")
-            x = getattr(torch.ops.betoken_stages, self._exchange)(x, self._group.number)
+            x = self._receive(x) if self._exchange == "receive" else self._send(x)
         return (x, None) if self._returns_tuple else x
+
+    def _receive(self, x: Tensor) -> Tensor:
+        received = torch.ops.betoken_stages.receive(x, self._group.number, self.features.num_received)
+        return self.features.unpack(received)
+
+    def _send(self, x: Tensor) -> Tensor:
+        sent: Tensor = torch.ops.betoken_stages.send(self.features.pack(x), self._group.number)
+        return sent[:1]
 
 
 class OtherEmbedding(nn.Module):
     """The embedding of another stage: returns NaN, so that code which reads more than the exchanged states fails."""
 
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, dtype: torch.dtype, shared: nn.Module | None = None) -> None:
+        """`shared`: the embedding itself, for drafters."""
         super().__init__()
         self._width, self._dtype = width, dtype
+        self.shared = shared
 
     def forward(self, ids: Tensor) -> Tensor:
         """[...] -> [..., K]."""
@@ -103,12 +130,14 @@ class OtherHead(nn.Module):
 class StageSplit:
     """The part of one rank: layers of its stage, and its columns of them. Implements `ModelSplit`."""
 
-    def __init__(self, group: RankGroup) -> None:
-        self._group = group
+    def __init__(self, group: RankGroup, shares_embedding: bool = False) -> None:
+        """`shares_embedding`: see `EngineConfig`."""
+        self._group, self._shares_embedding = group, shares_embedding
         self._columns = Split(group.columns) if group.columns.size > 1 else None
         self._num_elsewhere = 0
         self._embedding, self._width = "", 0
-        """Path of an embedding that is loaded only because the output layer shares its weight; width of its rows."""
+        """Path of an embedding that the last stage loads for drafters, or because the output layer shares its weight;
+        width of its rows."""
 
     def narrow(self, model: Any, state: dict[str, Any], stored: Mapping[str, Stored]) -> dict[str, Stored]:
         """Remove the modules of other stages from a model on the meta device, and their weights from what is read."""
@@ -127,7 +156,8 @@ class StageSplit:
         if self._columns is not None:
             self._columns.apply(model)
         if self._embedding:
-            model.set_submodule(self._embedding, OtherEmbedding(self._width, model.dtype))
+            own = model.get_submodule(self._embedding) if self._shares_embedding else None
+            model.set_submodule(self._embedding, OtherEmbedding(self._width, model.dtype, own))
 
     def num_elsewhere(self, model: Any) -> int:
         """Return the number of weights that other ranks have, each counted once."""
@@ -152,14 +182,14 @@ class StageSplit:
         paths = {id(module): path for path, module in model.named_modules()}
         table, last = paths[id(embedding)], paths[id(head)]
         is_tied = f"{last}.weight" in model.all_tied_weights_keys
-        is_first, is_last = self._group.stage == 0, self._group.stage == self._group.num_stages - 1
+        is_first, is_last = self._group.stage == 0, self._group.is_last_stage
         found = []
         if not is_last:
             model.set_submodule(last, OtherHead(output_width(head), model.dtype))
             found.append(last)
             self._num_elsewhere += 0 if is_tied and is_first else _num_weights(head)
         self._width = embedding.weight.shape[1]
-        if not is_first and is_last and is_tied:
+        if not is_first and is_last and (is_tied or self._shares_embedding):
             self._embedding = table
         elif not is_first:
             model.set_submodule(table, OtherEmbedding(self._width, model.dtype))
@@ -209,12 +239,12 @@ def _num_weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _receive(x: Tensor, number: int) -> Tensor:
-    return RankGroup.of(number).receive_states(x.shape, x.device)
+def _receive(x: Tensor, number: int, num: int) -> Tensor:
+    return RankGroup.of(number).receive_states((num, *x.shape[1:]), x.device)
 
 
-def _received_shape(x: Tensor, number: int) -> Tensor:
-    return x.new_empty(x.shape, dtype=RankGroup.of(number).state_type or x.dtype)
+def _received_shape(x: Tensor, number: int, num: int) -> Tensor:
+    return x.new_empty((num, *x.shape[1:]), dtype=RankGroup.of(number).state_type or x.dtype)
 
 
 def _send(x: Tensor, number: int) -> Tensor:
@@ -227,7 +257,7 @@ def _sent_shape(x: Tensor, number: int) -> Tensor:
 
 
 _DEFINITIONS: dict[str, tuple[str, Any, Any]] = {
-    "receive": ("(Tensor x, int group) -> Tensor", _receive, _received_shape),
+    "receive": ("(Tensor x, int group, int num) -> Tensor", _receive, _received_shape),
     "send": ("(Tensor x, int group) -> Tensor", _send, _sent_shape),
 }
 for _name, (_schema, _run, _shape) in _DEFINITIONS.items():

@@ -12,6 +12,7 @@ import torch
 
 from betoken.engine.batch import Batch
 from betoken.engine.cpu.row_elementwise import WholeVectors, one_torch_thread, whole_rows
+from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.forward import StepOutput, call_model
 from betoken.engine.kv_pool import KvPool
 from betoken.engine.paged_context import PagedContext, state_rows_of
@@ -38,7 +39,7 @@ class ReferenceForward:
         model: Any,
         pool: KvPool,
         scratch_page: int,
-        feature_layers: Sequence[int] = (),
+        features: Features = NO_FEATURES,
         states: StatePool | None = None,
     ) -> None:
         is_cuda = model.device.type == "cuda"
@@ -49,7 +50,7 @@ class ReferenceForward:
         self.step = StepContext()
         self._model = model
         self._pool = pool
-        self._feature_layers = feature_layers
+        self._features = features
         self._states = states
         self._scratch_page = scratch_page  # scratch: padding rows write there
         self._whole_vectors: AbstractContextManager[Any] = nullcontext() if is_cuda else WholeVectors()
@@ -70,7 +71,7 @@ class ReferenceForward:
             results = call_model(
                 self._model,
                 PagedContext(self._pool, rows, self._states, state_rows_of(batch, rows, self._model.device)),
-                self._feature_layers,
+                self._features,
                 torch.tensor([batch.token_ids + [0] * num_padding], device=self._model.device),
                 torch.tensor([batch.positions + [0] * num_padding], device=self._model.device),
                 torch.tensor(kept or [0] * _ROW_MULTIPLE, device=self._model.device),

@@ -143,6 +143,7 @@ class SideForward:
         Args:
             target: of each segment, if the layers read the target's keys.
         """
+        self._parts.catch_up()  # before the step begins that the kernels of this thread read
         if self._recorded is not None and not target and (found := self._recorded.replay(batch, inputs)) is not None:
             return tuple(result[: len(batch.logit_rows)].clone() for result in found)
         self._target_rows = self._rows_of(batch, target) if target else None
