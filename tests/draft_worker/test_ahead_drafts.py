@@ -1,4 +1,5 @@
-"""Drafts of a real model that were begun ahead equal drafts made on request, under noise and rules."""
+"""Drafts of real models, PARD models among them, that were begun ahead equal drafts made on request, under noise and
+rules."""
 
 import math
 import random
@@ -14,21 +15,22 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.rpc.link.commands import CloseLink
 from tests.draft_worker.harness import PARAMS, RecordingSink, request
+from tests.drafters.parallel import save_pard
 from tests.engine.tiny import save_tiny
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"), "llama")
+@pytest.fixture(scope="module", params=[save_tiny, save_pard])
+def directory(tmp_path_factory, request):
+    return request.param(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 class Bench:
     """A core with one model drafter that drafts ahead for a number of outcomes."""
 
-    def __init__(self, directory, num_outcomes):
+    def __init__(self, directory, num_outcomes, max_rows=40):
         self.runner = load_runner(EngineConfig(directory, num_pages=200, compile="off", self_check=False))
         self.sink, self.num_outcomes = RecordingSink(), num_outcomes
-        self.model = ModelDrafter(self.runner, 40, 8)
+        self.model = ModelDrafter(self.runner, max_rows, 8, mask_token_id=self.runner.info.mask_token_id)
         self.core = DraftCore({"model": self.model}, [self.runner.page_table], self.sink, 8)
 
     def draft(self, n, num_tokens):
@@ -52,11 +54,11 @@ class Bench:
         return ahead.path_ids(chosen)[: chosen.num_accepted + 1] if chosen else [rng.randrange(101)]
 
 
-@pytest.mark.parametrize("num_outcomes", [1, 3])
-def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes, monkeypatch):
+@pytest.mark.parametrize(("num_outcomes", "max_rows"), [(1, 40), (3, 40), (3, 7)])
+def test_drafts_begun_ahead_equal_drafts_made_on_request(directory, num_outcomes, max_rows, monkeypatch):
     monkeypatch.setattr(ahead_drafts, "_LEAST_SHARE", -math.inf)  # a random model is sure of nothing
     rng = random.Random(num_outcomes)
-    ahead, plain = Bench(directory, num_outcomes), Bench(directory, 0)
+    ahead, plain = Bench(directory, num_outcomes, max_rows), Bench(directory, 0)
     texts = {n: [rng.randrange(101) for _ in range(rng.randrange(2, 40))] for n in PARAMS}
     for bench in (ahead, plain):
         for n, ids in texts.items():

@@ -99,9 +99,89 @@ def test_nothing_follows_an_end_id_in_a_parallel_draft(bench):
     assert bench.draft(1, num_tokens=8) == {1: expected[: expected.index(expected[3]) + 1]}
 
 
-def test_a_parallel_drafter_drafts_nothing_ahead(bench):
+class AheadBench(ParallelBench):
+    """Drafts ahead for three outcomes; the drafts of the last request, and those pushed after it, by their keys."""
+
+    def request(self, num_tokens, is_idle_after=True):
+        num_before = len(self.runner.forwards)
+        self.core.apply(request(self.core, 1, num_tokens, 0, num_outcomes=3))
+        self.sink.answers.clear()
+        while self.core.has_work and (is_idle_after or not self.sink.answers):
+            self.core.step()
+            self.core.check_integrity()
+            for kv in self.core.host._drafters["model"]._caches.values():
+                assert self.runner.held_ids(kv.page_ids, len(kv.kv_ids)) == kv.kv_ids
+        answer, *pushed = self.sink.answers
+        assert not answer.is_ahead and not self.sink.failures
+        self.pushed = {one.request.key: one.drafted.draft_ids for one in pushed}
+        return answer.drafted, self.runner.forwards[num_before:]
+
+
+@pytest.fixture
+def ahead_bench(fake_runner_class):
+    class Unsure(fake_runner_class):
+        """Finds the id after its own token half as likely, so that rejections are expected."""
+
+        def forward(self, segments):
+            output = super().forward(segments)
+            for row in output.logits:
+                row[(row.argmax() + 1) % self.vocab_size] = 8.6
+            return output
+
+    return AheadBench(Unsure())
+
+
+def test_one_forward_of_a_parallel_model_drafts_for_all_outcomes(ahead_bench):
+    bench, ids = ahead_bench, [1, 2, 3]
+    bench.open(1, ids)
+    drafted, forwards = bench.request(4)
+    assert drafted.num_ahead_ids is None and forwards == [3 + 3, 4, 3 * 4]
+    for _ in range(6):
+        assert len(bench.pushed) == 3
+        for (base_length, next_id), draft in bench.pushed.items():
+            text = [*ids, *drafted.draft_ids[: base_length - len(ids) - 1], next_id]
+            assert draft == bench.expected(text, 4)
+        base_length, next_id = list(bench.pushed)[-1]
+        emitted = [*drafted.draft_ids[: base_length - len(ids) - 1], next_id]
+        expected = bench.pushed[base_length, next_id]
+        bench.core.apply(Commit((1, 1), len(ids), emitted))
+        ids += emitted
+        drafted, forwards = bench.request(4)
+        assert (drafted.draft_ids, drafted.num_ahead_ids, drafted.num_ahead_tokens) == (expected, 4, 12)
+        assert forwards == [4, 3 * 4]  # of the drafts ahead
+
+
+@pytest.mark.parametrize(("num_tokens", "num_ahead"), [(2, 2), (4, 4), (6, 0)])
+def test_a_longer_parallel_draft_than_the_one_made_ahead_is_drafted_anew(ahead_bench, num_tokens, num_ahead):
+    bench = ahead_bench
     bench.open(1, [1, 2, 3])
-    bench.core.apply(request(bench.core, 1, 4, 0, num_outcomes=3))
+    drafted, _ = bench.request(4)
+    base_length, next_id = next(iter(bench.pushed))
+    emitted = [*drafted.draft_ids[: base_length - 4], next_id]
+    bench.core.apply(Commit((1, 1), 3, emitted))
+    drafted, forwards = bench.request(num_tokens, is_idle_after=False)
+    assert drafted.draft_ids == bench.expected([1, 2, 3, *emitted], num_tokens)
+    assert drafted.num_ahead_ids == num_ahead and len(forwards) == (not num_ahead)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_committed_ids_that_cut_a_parallel_draft_leave_nothing_of_it(ahead_bench, num_steps):
+    """Its later tokens were drafted without knowing the ones before."""
+    bench = ahead_bench
+    bench.open(1, [1, 2, 3])
+    drafted, _ = bench.request(4, is_idle_after=False)
+    for _ in range(num_steps):
+        bench.core.step()
+    for length, token_id in enumerate(drafted.draft_ids[:2], start=3):
+        bench.core.apply(Commit((1, 1), length, [token_id]))
+    again, _ = bench.request(4)
+    assert again.num_ahead_ids == 0 and again.draft_ids == bench.expected([1, 2, 3, *drafted.draft_ids[:2]], 4)
+
+
+@pytest.mark.parametrize("settings", [{"max_branches": "2"}, {}])
+def test_trees_and_staged_drafts_of_a_parallel_model_are_not_made_ahead(bench, settings):
+    bench.open(1, [1, 2, 3], "model" if settings else "staged", **settings)
+    bench.core.apply(request(bench.core, 1, 4, 0, takes_trees=True, num_outcomes=3))
     while bench.core.has_work:
         bench.core.step()
     assert bench.drafted()[1].num_ahead_ids is None and len(bench.runner.forwards) == 1

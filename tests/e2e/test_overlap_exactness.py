@@ -1,9 +1,13 @@
-"""Overlapped rounds change no token: all kinds of requests, disturbed links, and workers lost in the middle."""
+"""Overlapped rounds change no token: all kinds of requests, disturbed links, and workers lost in the middle.
+
+With a draft model that drafts token by token, and with a PARD model.
+"""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from betoken.client import AsyncClient, Completion
 from betoken.router.workers.draft_session import DraftSession
 from betoken.v1.draft_pb2 import DraftedBlock
 from tests.e2e.in_process import Running, running, save_pair, until_all_pages_are_free
+from tests.e2e.setups import save_pard
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT_IDS = [5, 6, 7, 5, 6]
@@ -20,11 +25,11 @@ FEW_PAGES: dict[str, Any] = {"num_pages": 20}
 """Fewer than eight answers need at once: sequences are preempted."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[save_pair, save_pard])
+async def services(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Running]:
     """Services of a random pair with overlapped rounds."""
     folder = tmp_path_factory.mktemp("pair")
-    save_pair(folder)
+    request.param(folder)
     async with running(folder, verify_options=FEW_PAGES, router_options={"overlap": "on"}) as made:
         yield made
 
@@ -114,8 +119,9 @@ async def test_stale_and_duplicate_frames_of_the_draft_worker_change_no_token(
     assert next(num_repeated) > 8
 
 
+@pytest.mark.parametrize("save", [save_pair, save_pard])
 async def test_overlapped_answers_survive_the_loss_of_the_draft_worker_then_of_a_verify_worker(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, save: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The draft worker is lost when it has pushed drafts whose verification has not ended."""
     pushed, deliver = asyncio.Event(), DraftSession.deliver
@@ -125,7 +131,7 @@ async def test_overlapped_answers_survive_the_loss_of_the_draft_worker_then_of_a
         if block.is_ahead:
             pushed.set()
 
-    save_pair(tmp_path)
+    save(tmp_path)
     async with running(tmp_path, router_options={"overlap": "on"}, other_verify_options=[{}]) as services:
         expected = await answers(services.client, 0.8, off=True)
         monkeypatch.setattr(DraftSession, "deliver", noticed)

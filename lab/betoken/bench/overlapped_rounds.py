@@ -31,6 +31,7 @@ from betoken.cli.measured import measured
 from betoken.cli.service_process import ServiceProcess
 from betoken.client import AsyncClient, Completion, RetryPolicy
 from betoken.common.economy import speedup
+from betoken.common.economy.plan import DraftKind
 
 START_TIMEOUT_S = 120.0
 PLAIN, SYNCHRONOUS = "plain", "synchronous"
@@ -59,15 +60,15 @@ async def answers(
     return found
 
 
-def rows(found: Answers, heat: float, num_draft_tokens: int) -> list[dict[str, Any]]:
+def rows(found: Answers, heat: float, num_draft_tokens: int, kind: DraftKind) -> list[dict[str, Any]]:
     """Return a row for each fan-out."""
-    base = measured(found[PLAIN], found[SYNCHRONOUS], num_draft_tokens, 0.0)
+    base = measured(found[PLAIN], found[SYNCHRONOUS], num_draft_tokens, 0.0, kind)
     costs = base.inputs.costs(num_draft_tokens)
     table = []
     for name, completions in found.items():
         if name in (PLAIN, SYNCHRONOUS):
             continue
-        own = measured(found[PLAIN], completions, num_draft_tokens, 0.0)
+        own = measured(found[PLAIN], completions, num_draft_tokens, 0.0, kind)
         pairs = zip(completions, found[SYNCHRONOUS], strict=True)
         ratio = estimate([tokens_per_s(one) / tokens_per_s(other) for one, other in pairs])
         round_time = speedup.overlapped_round_time(num_draft_tokens, costs, own.inputs.hit_rate)
@@ -124,8 +125,10 @@ async def measure(options: argparse.Namespace) -> int:
             clients[fan_out] = await _overlapped(workers, options.target, fan_out, exits)
         prompts = await stack.fitting(load_prompts(options.prompts), options.max_new_tokens, file=sys.stderr)
         prompts = prompts[:: max(1, len(prompts) // options.limit)][: options.limit]  # of all categories
+        is_parallel = any(one.mask_token_id is not None for one in (await stack.client.model_info()).draft_workers)
+        kind = DraftKind.PARALLEL if is_parallel else DraftKind.SEQUENTIAL
         for heat in options.heat:
-            table += rows(await answers(clients, prompts, heat, options), heat, options.num_draft_tokens)
+            table += rows(await answers(clients, prompts, heat, options), heat, options.num_draft_tokens, kind)
     print(markdown(table))
     about = {"hardware": describe_hardware(), "versions": describe_versions(), "prompts": options.prompts.name}
     print(json.dumps({"bench": "overlapped_rounds"} | about | {"rows": table}))

@@ -173,8 +173,8 @@ def _planned(inputs: PlanInputs, length: int) -> PlannedRound:
     block_length = speedup.expected_block_length(inputs.acceptance, length)
 
     def mode(time_of: Callable[[RoundCosts], float]) -> PlannedMode:
-        corner = costs.drafting(length + 1)  # drafting and verification of a hit take equally long
-        unit = replace(costs, draft=1.0).drafting(length + 1)
+        corner = costs.drafting_ahead(length)  # drafting and verification of a hit take equally long
+        unit = replace(costs, draft=1.0).drafting_ahead(length)
         return PlannedMode(
             block_length / time_of(costs),
             speedup.break_even(lambda beta: time_of(replace(costs, verify=beta)), corner, block_length),

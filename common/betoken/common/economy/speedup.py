@@ -29,6 +29,11 @@ class RoundCosts:
         """Return the time of drafting `num_tokens` tokens: c per token, or c in all if the drafter is parallel."""
         return self.draft * (min(1, num_tokens) if self.is_parallel else num_tokens)
 
+    def drafting_ahead(self, num_tokens: int) -> float:
+        """Return the time of drafting `num_tokens` tokens for every expected outcome: a forward ranks the outcomes, the
+        others draft, and a parallel drafter takes one for that."""
+        return self.draft + self.drafting(num_tokens)
+
 
 def expected_block_length(acceptance: float, num_draft_tokens: int) -> float:
     """Return tau = (1 - a^(K+1)) / (1 - a), the expected tokens of a round: the accepted ones and the target's own.
@@ -54,12 +59,12 @@ def overlapped_round_time(num_draft_tokens: int, costs: RoundCosts, hit_rate: fl
     """Return r_v + h max(beta, c (K + 1)) + (1 - h) (beta + c K + r_d), the expected time of an overlapped round.
 
     While the target verifies, the drafter drafts after the expected outcomes. A hit (probability h) takes the longer of
-    both, a miss the time of a synchronous round.
+    both, a miss the time of a synchronous round. A parallel drafter takes c instead of c K.
 
     Source: Kumar, Dao and May, "Speculative Speculative Decoding", arXiv:2603.03251, expected speed-up over decoding
     without speculation, with equal drafts after hits and misses; beta and the hops are additions.
     """
-    hit = max(costs.verify, costs.drafting(num_draft_tokens + 1))
+    hit = max(costs.verify, costs.drafting_ahead(num_draft_tokens))
     miss = costs.verify + costs.drafting(num_draft_tokens) + costs.draft_hop
     return costs.verify_hop + hit_rate * hit + (1.0 - hit_rate) * miss
 

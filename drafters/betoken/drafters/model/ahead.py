@@ -52,11 +52,13 @@ class Continuation(NamedTuple):
     rows: list[int]
     """Slots of the ids committed last, then of `ids`, as far as written, counted from the end of the text committed
     before. Empty if the KV need not move."""
+    is_parallel: bool = False
+    """Whether one forward chose all ids: more or fewer committed ids would change each of them."""
 
     def after(self, ids: Sequence[int]) -> "Continuation | None":
         """Return the continuation of `ids`; None without one."""
         num_ids = len(ids)
-        if num_ids >= len(self.ids) or self.ids[:num_ids] != list(ids):
+        if self.is_parallel or num_ids >= len(self.ids) or self.ids[:num_ids] != list(ids):
             return None
         return Continuation(self.ids[num_ids:], self.candidates[num_ids:], [])
 
@@ -64,21 +66,31 @@ class Continuation(NamedTuple):
 class AheadDraft:
     """Drafts after the likeliest outcomes of one verification.
 
-    The first forward writes the rest of the draft under verification and yields the candidates for the token after
-    it. The outcomes are chosen then; each later forward adds one token to all of them.
+    The first forward writes the rest of the draft under verification and yields the candidates that are not known, at
+    least those for the token after it. The outcomes are chosen then. Each later forward adds one token to all of them;
+    with a mask token (PARD) one forward drafts for all of them.
     """
 
     def __init__(
-        self, draft_ids: list[int], candidates: Sequence[Candidates], num_outcomes: int, end_ids: Collection[int]
+        self,
+        draft_ids: list[int],
+        candidates: Sequence[Candidates],
+        num_outcomes: int,
+        end_ids: Collection[int],
+        mask_token_id: int | None = None,
     ) -> None:
         """Args:
         draft_ids: the draft under verification, [K] with K > 0; drafts of outcomes become as long.
-        candidates: of each of its ids.
+        candidates: of its first ids, all whose candidates are known.
         num_outcomes: most outcomes.
         end_ids: ids that end the answer; nothing follows them.
+        mask_token_id: mask token of a PARD model; None for other models.
         """
         self.draft_ids = draft_ids
         self.num_outcomes = num_outcomes
+        self.mask_token_id = mask_token_id
+        self.num_outcome_rows = 1 if mask_token_id is None else len(draft_ids)
+        """Rows of an outcome in a forward."""
         self.num_tokens = 0
         """Drafted tokens of all outcomes."""
         self._candidates = list(candidates)
@@ -101,9 +113,14 @@ class AheadDraft:
         """Number of slots taken behind the committed text, including the draft under verification."""
         return len(self._parents)
 
-    def begin(self, candidates: Candidates) -> None:
-        """Choose the outcomes. `candidates`: of the token after the whole draft."""
-        self._candidates.append(candidates)
+    @property
+    def num_unknown(self) -> int:
+        """Rows with logits in the first forward: of the last ids of the draft, whose candidates are not known."""
+        return len(self.draft_ids) + 1 - len(self._candidates)
+
+    def begin(self, candidates: Sequence[Candidates]) -> None:
+        """Choose the outcomes. `candidates`: of the tokens whose candidates were not known, [num_unknown]."""
+        self._candidates += candidates
         found: list[tuple[float, int, int]] = []
         score = 0.0
         for place, (ids, log_shares) in enumerate(self._candidates):
@@ -113,7 +130,9 @@ class AheadDraft:
                 for token_id, log_share in zip(ids, log_shares, strict=True)
                 if token_id != drafted_id and token_id not in self._end_ids and score + log_share >= _LEAST_SHARE
             ]
-            score += log_shares[0]
+            if drafted_id not in ids:
+                break  # the candidates of this position are likelier than all outcomes after it
+            score += log_shares[ids.index(drafted_id)]
         self._outcomes = [Outcome(place, token_id) for _, place, token_id in heapq.nlargest(self.num_outcomes, found)]
 
     def growing(self) -> list[Outcome]:
@@ -121,12 +140,17 @@ class AheadDraft:
         return [outcome for outcome in self._outcomes or () if not outcome.is_complete]
 
     def add_rows(self, outcomes: Sequence[Outcome]) -> tuple[list[int], list[int]]:
-        """Take a slot for the last id of each outcome; return these ids, and the parents of all slots."""
+        """Take a slot for the last id of each outcome, and slots for masks after it; return the ids and masks, and the
+        parents of all slots."""
+        ids: list[int] = []
         for outcome in outcomes:
             parent = outcome.rows[-1] if outcome.rows else outcome.num_accepted - 1
             outcome.rows.append(self.num_rows)
-            self._parents.append(parent)
-        return [outcome.draft_ids[-1] if outcome.draft_ids else outcome.next_id for outcome in outcomes], self._parents
+            self._parents += [parent, *range(self.num_rows, self.num_rows + self.num_outcome_rows - 1)]
+            ids.append(outcome.draft_ids[-1] if outcome.draft_ids else outcome.next_id)
+            if self.mask_token_id is not None:
+                ids += [self.mask_token_id] * (self.num_outcome_rows - 1)
+        return ids, self._parents
 
     def add_token(self, outcome: Outcome, candidates: Candidates) -> None:
         """Extend the draft of an outcome by the model's token."""
@@ -139,16 +163,25 @@ class AheadDraft:
         self.num_tokens += 1
         outcome.is_complete = len(outcome.draft_ids) == len(self.draft_ids) or token_id in self._end_ids
 
+    def add_draft(self, outcome: Outcome, token_ids: Sequence[int], candidates: Candidates) -> None:
+        """Complete the draft of an outcome. `candidates`: of its first id."""
+        outcome.draft_ids += token_ids
+        outcome.candidates.append(candidates)
+        self.num_tokens += len(token_ids)
+        outcome.is_complete = True
+
     def path_ids(self, outcome: Outcome) -> list[int]:
         """Ids from the end of the committed text to the last id of an outcome's draft."""
         return [*self.draft_ids[: outcome.num_accepted], outcome.next_id, *outcome.draft_ids]
 
     def follow(self, ids: Sequence[int]) -> Continuation | None:
         """Return the ids drafted ahead after the committed `ids`; None without any."""
+        is_parallel = self.mask_token_id is not None
         for outcome in self._outcomes or ():
             num_decided = outcome.num_accepted + 1
             path = self.path_ids(outcome)
-            if num_decided <= len(ids) < len(path) and path[: len(ids)] == list(ids):
-                candidates = outcome.candidates[len(ids) - num_decided :]
-                return Continuation(path[len(ids) :], candidates, [*range(outcome.num_accepted), *outcome.rows])
-        return Continuation(self.draft_ids, self._candidates[: len(self.draft_ids)], []).after(ids)
+            is_decided = num_decided == len(ids) or (num_decided < len(ids) and not is_parallel)
+            if is_decided and len(ids) < len(path) and path[: len(ids)] == list(ids):
+                candidates, rows = outcome.candidates[len(ids) - num_decided :], outcome.rows
+                return Continuation(path[len(ids) :], candidates, [*range(outcome.num_accepted), *rows], is_parallel)
+        return Continuation(self.draft_ids, self._candidates[: len(self.draft_ids)], [], is_parallel).after(ids)

@@ -63,7 +63,7 @@ class ModelDrafter:
         self._caches: dict[DraftSequence, DraftKV] = {}
         self._pages = pages or SharedPages(runner.page_table)
         self._pages.join(self)
-        self._ahead = AheadSteps(runner, max_rows, self._caches, source)
+        self._ahead = AheadSteps(runner, max_rows, self._caches, source, mask_token_id)
         self._parallel = ParallelDrafting(mask_token_id, source) if mask_token_id is not None else None
         self._max_length = runner.info.max_context
 
@@ -112,7 +112,7 @@ class ModelDrafter:
         if takes_tree and kv.num_wanted > 1:
             max_depth = min(kv.settings.max_depth or kv.num_wanted, kv.num_wanted)
             kv.tree = ModelTree(kv.num_wanted, kv.settings.max_branches, max_depth, sequence.end_ids)
-        kv.num_outcomes = self._ahead.num_outcomes(sequence, kv) if self._parallel is None else 0
+        kv.num_outcomes = self._ahead.num_outcomes(sequence, kv)
         kv.use_ready(sequence.end_ids, self._source)
         # The last known id is always fed: its row gives the next one.
         del kv.kv_ids[len(sequence.ids) + len(kv.draft_ids) - 1 :]
@@ -224,8 +224,7 @@ class ModelDrafter:
 
     def _take_logits(self, planned: Sequence[Planned], logits: Tensor) -> None:
         if self._parallel is not None:
-            drafting = [part.sequence for part in planned if part.segment.num_logits]
-            self._parallel.take([(seq, self._caches[seq]) for seq in drafting], logits)
+            self._take_parallel(self._parallel, [part.sequence for part in planned if part.segment.num_logits], logits)
             return
         trees = [part for part in planned if part.nodes]
         chains = [(part.sequence, part.guesses) for part in planned if part.has_tokens]
@@ -237,6 +236,11 @@ class ModelDrafter:
             self._grow_trees(trees, logits)
         elif chains:
             self._take_tokens(chains, logits)
+
+    def _take_parallel(self, parallel: ParallelDrafting, sequences: Sequence[DraftSequence], logits: Tensor) -> None:
+        chains = parallel.take([(seq, self._caches[seq]) for seq in sequences], logits)
+        groups, first_rows = [chain.first_group for chain in chains], [chain.rows.start for chain in chains]
+        self._ahead.note_candidates([chain.sequence for chain in chains], groups, first_rows, logits)
 
     def _begin_trees_anew(self, planned: Sequence[Planned]) -> None:
         """Needed after a fault, or rows given out by trees would count as written. The host drops the drafts of the

@@ -19,18 +19,24 @@ from betoken.engine.sampler import SampleGroup
 
 
 @dataclass(slots=True)
-class _Chain:
-    """The draft of a sequence, and the rows that give its tokens."""
+class ParallelChain:
+    """A draft of a sequence, and the rows that give its tokens."""
 
     sequence: DraftSequence
-    kv: DraftKV
     rows: range
+    path_ids: Sequence[int] = ()
+    """Ids between the committed ones and the draft, if it is made ahead."""
     tokens: list[DraftToken] = field(default_factory=list)
     is_complete: bool = False
 
+    @property
+    def first_group(self) -> SampleGroup:
+        """The row of the first token."""
+        return sample_group(self.sequence, self.path_ids)
+
     def next_group(self) -> SampleGroup:
         """The rows whose tokens can be chosen now: all, or the next one if rules depend on the tokens before."""
-        group = sample_group(self.sequence, [token.token_id for token in self.tokens])
+        group = sample_group(self.sequence, [*self.path_ids, *(token.token_id for token in self.tokens)])
         has_rules = group.params.has_rules if group.rules is None else not group.rules.is_empty
         if not has_rules:
             group.draft_ids = [0] * (len(self.rows) - len(self.tokens) - 1)
@@ -55,42 +61,46 @@ class ParallelDrafting:
         """Return the ids that follow the committed ones; one less than the tokens of the longest path."""
         return [self.mask_token_id] * (kv.num_positions - 1)
 
-    def take(self, drafting: Sequence[tuple[DraftSequence, DraftKV]], logits: Tensor) -> None:
-        """Choose the drafts of sequences.
+    def take(self, drafting: Sequence[tuple[DraftSequence, DraftKV]], logits: Tensor) -> list[ParallelChain]:
+        """Choose the drafts of sequences; return the chains among them.
 
         Args:
             drafting: sequences in row order; each has one row for each token of its longest path.
             logits: [R, V].
         """
-        chains: list[_Chain] = []
+        chains: list[ParallelChain] = []
+        drafted: list[DraftKV] = []
         trees: list[tuple[Place, int]] = []
         end = 0
         for seq, kv in drafting:
             first, end = end, end + kv.num_positions
             if kv.tree is None:
-                chains.append(_Chain(seq, kv, range(first, end)))
+                chains.append(ParallelChain(seq, range(first, end)))
+                drafted.append(kv)
             else:
                 trees.append((Place(seq, kv.tree, -1), first))
-        self._choose(chains, logits)
-        _grow(trees, logits)
-
-    def _choose(self, chains: Sequence[_Chain], logits: Tensor) -> None:
-        """Choose the tokens of chains. A fault leaves their sequences without any."""
-        while growing := [chain for chain in chains if not chain.is_complete]:
-            groups = [chain.next_group() for chain in growing]
-            rows = [
-                row
-                for chain, group in zip(growing, groups, strict=True)
-                for row in islice(chain.rows, len(chain.tokens), len(chain.tokens) + group.num_rows)
-            ]
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            tokens = iter(choose_draft_tokens(chosen, groups, [chain.sequence for chain in growing]))
-            for chain, group in zip(growing, groups, strict=True):
-                for token in islice(tokens, group.num_rows):
-                    chain.add(token)
-        for chain in chains:
+        choose_chains(chains, logits)
+        for chain, kv in zip(chains, drafted, strict=True):  # a fault leaves all sequences without tokens
             for token in chain.tokens:
-                chain.kv.add_token(token, self._source, chain.sequence.end_ids)
+                kv.add_token(token, self._source, chain.sequence.end_ids)
+        _grow(trees, logits)
+        return chains
+
+
+def choose_chains(chains: Sequence[ParallelChain], logits: Tensor) -> None:
+    """Choose the tokens of chains, each from its rows of `logits` [R, V]."""
+    while growing := [chain for chain in chains if not chain.is_complete]:
+        groups = [chain.next_group() for chain in growing]
+        rows = [
+            row
+            for chain, group in zip(growing, groups, strict=True)
+            for row in islice(chain.rows, len(chain.tokens), len(chain.tokens) + group.num_rows)
+        ]
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        tokens = iter(choose_draft_tokens(chosen, groups, [chain.sequence for chain in growing]))
+        for chain, group in zip(growing, groups, strict=True):
+            for token in islice(tokens, group.num_rows):
+                chain.add(token)
 
 
 def _grow(trees: Sequence[tuple[Place, int]], logits: Tensor) -> None:

@@ -60,7 +60,8 @@ class DraftKV:
     num_outcomes: int = 0
     """Outcomes of the verification of the draft under way that are drafted for afterwards."""
     candidates: list[Candidates] = field(default_factory=list)
-    """Candidates of each id of the draft under way, if `num_outcomes` > 0."""
+    """Candidates of the ids of the draft under way, if `num_outcomes` > 0; of a PARD model of the first id only, as the
+    others' rows do not know the ids before."""
     ahead: AheadDraft | None = None
     """Drafts after the outcomes of the verification under way."""
     ready: Continuation | None = None
@@ -105,6 +106,9 @@ class DraftKV:
         ready, self.ready, self.ahead = self.ready, None, None
         if ready is None or self.tree is not None:
             return
+        is_short = len(ready.ids) < (self.num_wanted or 0) and ready.ids[-1] not in end_ids
+        if ready.is_parallel and is_short:
+            return  # one forward drafts all
         ids = ready.ids[: self.num_wanted]
         self.draft_ids, self.candidates, self.sources = ids, ready.candidates[: len(ids)], [source] * len(ids)
         self.num_ahead_ids = len(ids)
