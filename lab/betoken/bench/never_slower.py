@@ -5,8 +5,9 @@
 A cell is a number of streams, a temperature, and bursts of short answers or long runs. Its groups of requests run one
 after the other in random order: one group without speculation and one for each drafter. All cells take turns until the
 time is over. A ratio is decided if its 95 % interval is on one side of --bound. Speeds are printed only if all answers
-of a group equal those without speculation. A row also has the speed ratio that the speculation policy predicted
-when the answers ended. Progress goes to stderr; the last stdout line is one JSON object.
+of a group equal those without speculation. The speed of a group goes by its last answer; a row also has the ratio of
+the mean times of an answer, and the speed ratio that the speculation policy predicted when the answers ended. Progress
+goes to stderr; the last stdout line is one JSON object.
 """
 
 import argparse
@@ -50,6 +51,8 @@ class Group(NamedTuple):
     """Result of one group of requests."""
 
     tokens_per_s: float
+    answer_s: float
+    """Mean time of an answer, seconds."""
     answers: list[list[int]]
     predicted: list[float]
     """Speed-ups that the speculation policy expected, of answers for which it knows one."""
@@ -64,6 +67,8 @@ class NeverSlower:
         self._prompts = prompts
         self._random = random.Random(0)
         self.ratios: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+        self.answers: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+        """Mean times of an answer without speculation over those with it."""
         self.predicted: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
         """Speed ratios by the speculation policy."""
         self.differences: list[str] = []
@@ -95,6 +100,7 @@ class NeverSlower:
                 self.differences.append(f"{name}, {cell.num_streams} streams, {cell.kind}, T = {cell.temperature:g}")
             if number:
                 self.ratios[cell, name].append(group.tokens_per_s / plain.tokens_per_s)
+                self.answers[cell, name].append(plain.answer_s / group.answer_s)
                 self.predicted[cell, name] += group.predicted
 
     async def _group(self, cell: Cell, name: str, number: int) -> Group:
@@ -119,7 +125,7 @@ class NeverSlower:
         answers = [list(one.completion.output_ids) for one in completions]
         policies = [one.completion.speculation.policy for one in completions]
         predicted = [policy.expected_speedup for policy in policies if policy is not None and policy.expected_speedup]
-        return Group(sum(map(len, answers)) / seconds, answers, predicted)
+        return Group(sum(map(len, answers)) / seconds, mean(one.seconds for one in completions), answers, predicted)
 
 
 def verdict(found: PairedRatio, bound: float) -> str:
@@ -131,7 +137,10 @@ def verdict(found: PairedRatio, bound: float) -> str:
 
 
 def rows(
-    ratios: Mapping[tuple[Cell, str], list[float]], predicted: Mapping[tuple[Cell, str], list[float]], bound: float
+    ratios: Mapping[tuple[Cell, str], list[float]],
+    answers: Mapping[tuple[Cell, str], list[float]],
+    predicted: Mapping[tuple[Cell, str], list[float]],
+    bound: float,
 ) -> list[dict[str, Any]]:
     """Return the table's rows as JSON objects."""
     table = []
@@ -139,6 +148,7 @@ def rows(
         found = estimate(values)
         figures = {"ratio": round(found.ratio, 3), "low": round(found.low, 3), "high": round(found.high, 3)}
         row = {"drafter": name, **figures, "num_pairs": found.num_pairs, "verdict": verdict(found, bound)}
+        row["answers"] = round(estimate(answers[cell, name]).ratio, 3)
         expected = predicted.get((cell, name))
         row["predicted"] = round(mean(expected), 3) if expected else None
         table.append(cell._asdict() | row)
@@ -153,7 +163,8 @@ def markdown(table: Sequence[dict[str, Any]]) -> str:
         interval = f"[{row['low']:.3f}, {row['high']:.3f}]"
         load = f"| {row['num_streams']} | {row['kind']} | {row['temperature']:g} | `{row['drafter']}` "
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.2f}"
-        lines.append(f"{load}| {row['ratio']:.3f} | {interval} | {predicted} | {row['num_pairs']} | {row['verdict']} |")
+        ratios = f"{row['ratio']:.3f} | {interval} | {row['answers']:.3f} | {predicted}"
+        lines.append(f"{load}| {ratios} | {row['num_pairs']} | {row['verdict']} |")
     return "\n".join(lines)
 
 
@@ -169,7 +180,7 @@ async def measure(options: argparse.Namespace) -> int:
     if bench.differences:
         print("\n".join(f"answers differ: {difference}" for difference in bench.differences))
         return 1
-    table = rows(bench.ratios, bench.predicted, options.bound)
+    table = rows(bench.ratios, bench.answers, bench.predicted, options.bound)
     print(markdown(table))
     about = {"hardware": describe_hardware(), "versions": describe_versions(), "bound": options.bound}
     print(json.dumps(about | {"dtype": options.dtype, "prompts": options.prompts.name, "cells": table}))

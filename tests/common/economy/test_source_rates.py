@@ -28,7 +28,7 @@ def generate(
 ) -> Counter[str]:
     """Decode, and return the tokens by source; those in `off` do not pay, so that they draft in trials only."""
     names = [name for name in times if name is not None]
-    candidates = {name: Candidate((missing or {}).get(name, 0), name not in off, trial_loss) for name in names}
+    candidates = {name: Candidate((missing or {}).get(name, 0), name not in off, lambda: trial_loss) for name in names}
     tokens: Counter[str] = Counter()
     for _ in range(num_tokens // STEP_TOKENS):
         if sequence.is_due:

@@ -23,7 +23,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, wrong: str = "") -> NeverSlower:
         is_wrong = speculation.drafter == wrong
         policy = SimpleNamespace(expected_speedup=1.25) if speculation.drafter == "model" else None
         stats = SimpleNamespace(policy=policy)
-        return SimpleNamespace(completion=SimpleNamespace(output_ids=[sampling.seed, is_wrong], speculation=stats))
+        completion = SimpleNamespace(output_ids=[sampling.seed, is_wrong], speculation=stats)
+        return SimpleNamespace(completion=completion, seconds=0.5)
 
     monkeypatch.setattr(never_slower, "generate", generate)
     small = options("--streams", "1", "4", "--drafters", DEFAULT, "model", "--temperatures", "0")
@@ -36,7 +37,7 @@ async def test_each_cell_pairs_every_drafter_with_decoding_without_speculation(m
     await run.run()
     assert {name for _, name in run.ratios} == {DEFAULT, "model"}
     assert len({cell for cell, _ in run.ratios}) == 4
-    assert {row["drafter"]: row["predicted"] for row in rows(run.ratios, run.predicted, 0.98)} == {
+    assert {row["drafter"]: row["predicted"] for row in rows(run.ratios, run.answers, run.predicted, 0.98)} == {
         DEFAULT: None,
         "model": 1.25,
     }
@@ -51,13 +52,14 @@ async def test_an_answer_that_differs_is_reported_with_its_cell(monkeypatch: pyt
 
 def test_a_noisy_cell_is_undecided_and_the_others_are_decided() -> None:
     ratios = {(ONE, "model"): [0.6, 1.6] * 10, (ONE, "ngram"): [1.2, 1.3] * 10, (MANY, "model"): [0.8, 0.82] * 10}
-    table = {(row["num_streams"], row["drafter"]): row["verdict"] for row in rows(ratios, {}, 0.98)}
+    table = {(row["num_streams"], row["drafter"]): row["verdict"] for row in rows(ratios, ratios, {}, 0.98)}
     assert table == {(1, "model"): "undecided", (1, "ngram"): ">= 0.98", (16, "model"): "below 0.98"}
 
 
 def test_the_table_prints_each_row_with_its_interval() -> None:
-    text = markdown(rows({(MANY, DEFAULT): [1.0] * 15}, {(MANY, DEFAULT): [1.0, 1.1]}, 0.98))
-    assert "| 16 | burst | 0 | `default` | 1.000 | [1.000, 1.000] | 1.05 | 15 | >= 0.98 |" in text
+    cell = MANY, DEFAULT
+    text = markdown(rows({cell: [1.0] * 15}, {cell: [1.25] * 15}, {cell: [1.0, 1.1]}, 0.98))
+    assert "| 16 | burst | 0 | `default` | 1.000 | [1.000, 1.000] | 1.250 | 1.05 | 15 | >= 0.98 |" in text
 
 
 def test_the_never_slower_services_attach_ngrams_and_hold_all_streams() -> None:

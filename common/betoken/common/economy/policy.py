@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from betoken.common.economy.draft_length import RoundTime, SequenceDraftLength
@@ -50,6 +51,7 @@ _RELAX_TOKENS = 4000
 """Tokens without drafts in which the evidence about drafts moves to the prior, to 1 / e of its distance."""
 
 
+@lru_cache(maxsize=4096)
 def load_level(num_running: int) -> int:
     """Return the level of a load: the number of running sequences, log2, to the nearest whole number."""
     return round(math.log2(max(1, num_running)))
@@ -253,7 +255,8 @@ class SpeculationPolicy:
         level.time_scale = max(1.0, decode_s / _USUAL_STEP_S)
         level.num_commits += 1
         level.busy_s += elapsed_s / num_running / level.time_scale
-        if level.num_commits >= _LEAST_COMMITS * num_running:
+        # Once a step of the batch: the expectation takes longer than all the rest.
+        if level.num_commits >= _LEAST_COMMITS * num_running and level.num_commits % num_running == 0:
             expected = self._expected(num_running, decode_s, step.times.token_s)
             if self._tried is None:
                 self._decide(level, num_running, expected, step.now_s, step.times.token_s)

@@ -8,7 +8,7 @@ sources, tokens and seconds; no clock, drafter or link.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -45,8 +45,8 @@ class Candidate(NamedTuple):
     """Tokens that it has to compute before its first draft."""
     is_on: bool = True
     """Whether the speculation policy lets it draft; otherwise its sequences decode without speculation."""
-    trial_loss: float = 0.0
-    """The batch's loss in tokens per token of a sequence that drafts while the others decode."""
+    trial_loss: Callable[[], float] = lambda: 0.0
+    """Returns the batch's loss in tokens per token of a sequence that drafts while the others decode."""
 
 
 @dataclass(slots=True)
@@ -206,12 +206,14 @@ class SequenceRates(Generic[SourceT]):
             return
         share = _TRIAL_SHARE / max(1, len(candidates) - 1)
         for source, candidate in candidates.items():
-            is_new = self._rates.is_new(source)
+            is_new, num_passed = self._rates.is_new(source), self._rates.num_passed(source)
+            shortest = 0.0 if is_new else _SHORTEST_PAUSE
+            if source == current or num_passed < shortest:
+                continue
             ratio = 1.0 if is_new else min(1.0, self._rate(source, level) / present)
             num_missing = max(0, candidate.num_missing - candidates[current].num_missing)
-            lost = _TRIAL_TOKENS * max(1.0 - ratio, candidate.trial_loss) + _PREFILL_COST * num_missing
-            pause = min(_LONGEST_PAUSE, max(0.0 if is_new else _SHORTEST_PAUSE, lost / share))
-            if source != current and self._rates.num_passed(source) >= pause:
+            lost = _TRIAL_TOKENS * max(1.0 - ratio, candidate.trial_loss()) + _PREFILL_COST * num_missing
+            if num_passed >= min(_LONGEST_PAUSE, max(shortest, lost / share)):
                 self._change(source)
                 self.base = current
                 return

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from betoken.bench.economy.drafting import DraftService, Request
 from betoken.bench.economy.machine import Machine
@@ -217,7 +218,7 @@ class _Stream:
             return
         times = self._times()
         candidates = {
-            name: Candidate(self._num_missing(name), not policy.is_known_off, policy.trial_loss(times))
+            name: Candidate(self._num_missing(name), not policy.is_known_off, partial(policy.trial_loss, times))
             for name, policy in self._sim.policies.items()
         }
         chosen = rates.choose(candidates, load_level(self._sim.num_running))

@@ -212,4 +212,4 @@ class RequestSources:
         num_missing = self._num_missing(source, length)
         if policy is None:
             return Candidate(num_missing)
-        return Candidate(num_missing, not policy.is_known_off, policy.trial_loss(self._worker.forward_times))
+        return Candidate(num_missing, not policy.is_known_off, lambda: policy.trial_loss(self._worker.forward_times))

@@ -25,7 +25,7 @@ from betoken.router.workers.verify_session import ResultLimits, SequenceLostErro
 from betoken.router.workers.worker import Worker, WorkerOptions
 from betoken.rpc.link import LinkCallbacks, VerifyLink
 from betoken.rpc.validation import validate_frame
-from betoken.v1.types_pb2 import DrafterChoice, WorkerHello
+from betoken.v1.types_pb2 import DrafterChoice, Load, WorkerHello
 from betoken.v1.verify_pb2 import DraftBlock, VerifyLinkResponse
 
 _log = logging.getLogger(__name__)
@@ -56,13 +56,18 @@ class VerifyWorker(Worker[VerifySession]):
         self.forward_s = DecayedMean(_FORWARD_DECAY)
         """Time of its recent forwards without prefill, seconds."""
         self._step_times = StepTimes(())
+        self._times_at: tuple[Load | None, ForwardTimes] | None = None
+        """The last load and its forward times; one load serves the sequences of a step."""
         self._verify_timeout_s = verify_timeout_s
         self._on_change = on_change
 
     @property
     def forward_times(self) -> ForwardTimes:
         """Times of its forwards at its present load."""
-        return forward_times(self._step_times, self.link.load)
+        load = self.link.load
+        if self._times_at is None or self._times_at[0] is not load:
+            self._times_at = load, forward_times(self._step_times, load)
+        return self._times_at[1]
 
     def _attached(self, request: GenerationRequest) -> DrafterChoice | None:
         """The request's drafter, if it is attached here."""
@@ -143,7 +148,7 @@ class VerifyWorker(Worker[VerifySession]):
         self.identity = WorkerIdentity.of(self.hello)
         context = max((cost.context for cost in self.hello.step_costs), default=0)
         points = [(cost.rows, cost.ns) for cost in self.hello.step_costs if cost.context == context]
-        self._step_times = StepTimes(points)
+        self._step_times, self._times_at = StepTimes(points), None
         self.is_silent = False
         self._on_change()
 
