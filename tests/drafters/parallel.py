@@ -12,12 +12,15 @@ from betoken.drafters.model.drafter import ModelDrafter
 from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.sampler import SampleGroup, choose_tokens
+from betoken.engine.sampling import SamplingParams
 from betoken.kernels import noise
 from betoken.rpc.link.commands import CloseLink
-from tests.draft_worker.harness import RecordingSink, request
+from tests.draft_worker.harness import PARAMS, RecordingSink, request
 from tests.engine.tiny import save_tiny
 
 MASK = 100
+SAMPLINGS = {1: PARAMS[1], 2: PARAMS[2], 3: SamplingParams(temperature=0.8, seed=4, ignore_eos=True)}
+"""Greedy until an end id, with rules and filters, and sampled without rules."""
 
 
 def save_pard(folder, family="llama", **fields):

@@ -12,11 +12,7 @@ from betoken.draft_worker.commands import Commit
 from betoken.engine.sampler import SampleGroup, perturbed_top
 from betoken.engine.sampler.verification import BlockGroup, VerificationMode, verify_blocks
 from betoken.engine.sampling import SamplingParams
-from tests.draft_worker.harness import PARAMS
-from tests.drafters.parallel import RealBench, Reference, save_pard
-
-SAMPLINGS = {1: PARAMS[1], 2: PARAMS[2], 3: SamplingParams(temperature=0.8, seed=4, ignore_eos=True)}
-"""Greedy until an end id, with rules and filters, and sampled without rules."""
+from tests.drafters.parallel import SAMPLINGS, RealBench, Reference, save_pard
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "lfm2", "qwen3_5"])

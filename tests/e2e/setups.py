@@ -12,6 +12,7 @@ from tests.drafters.eagle3.tiny import save_layer, tiny_layer, tiny_shape
 from tests.drafters.gemma4_assistant.tiny import config_of, save_assistant, save_target
 from tests.drafters.mtp.tiny import add_layer
 from tests.drafters.mtp.tiny import save_target as save_mtp_target
+from tests.drafters.pard2 import add_projection
 from tests.drafters.translated.pairs import save_translated_pair
 from tests.e2e.in_process import VOCAB_SIZE, save_pair, save_pard_pair
 from tests.router.harness import byte_tokenizer_json
@@ -47,6 +48,13 @@ def save_pard(folder: Path) -> dict[str, Any]:
     """The tiny pair, whose draft model is a PARD model."""
     save_pard_pair(folder)
     return {"pard": str(folder / "draft")}
+
+
+def save_pard2(folder: Path) -> dict[str, Any]:
+    """As `save_pard`; the model reads hidden states of the target."""
+    options = save_pard(folder)
+    add_projection(options["pard"], [-1, 0], 32, 32)
+    return options
 
 
 def save_mtp(folder: Path) -> dict[str, Any]:
@@ -112,6 +120,7 @@ SETUPS = {
     "mtp-layers": Setup("mtp", save_several_mtp),
     "gemma4": Setup("gemma4_assistant", partial(save_gemma4, num_centroids=34)),
     "pard": Setup("pard", save_pard, can_branch=True),
+    "pard2": Setup("pard", save_pard2, can_branch=True),
     "suffix": Setup("suffix", partial(save_remote, save_pair), can_branch=True),
     "remote-suffix": remote("suffix", save_pair, {"drafters": ("suffix",)}),
     "remote-pard": remote("model", save_pard_pair, MODEL),

@@ -10,21 +10,25 @@ from betoken.client import Sampling, Speculation, VerificationMode
 from betoken.common.errors import FailedPreconditionError
 from tests.e2e.attached import PROMPTS, answers, assert_distributed_as_plain, reported
 from tests.e2e.in_process import running, services
-from tests.e2e.setups import save_pard
+from tests.e2e.setups import save_pard, save_pard2
 from tests.router.harness import with_special_tokens
 
 OFF = Speculation(off=True)
 DRAFT = {"drafters": ("ngram",)}
 
 
-def save_all(folder: Path, *drafters: str) -> dict[str, Any]:
+KINDS = {"pard": save_pard, "pard2": save_pard2}
+
+
+def save_all(folder: Path, *drafters: str, kind: str = "pard") -> dict[str, Any]:
     """The tiny pair, whose draft is a PARD model; the options of a verify worker that has it attached."""
-    return {"attached_drafters": drafters or ("ngram", "pard")} | save_pard(folder)
+    return {"attached_drafters": drafters or ("ngram", "pard")} | KINDS[kind](folder)
 
 
-async def test_constrained_answers_with_an_attached_pard_model_are_the_plain_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_constrained_answers_with_an_attached_pard_model_are_the_plain_ones(tmp_path: Path, kind: str) -> None:
     """The prompt takes the model several forwards, between which the target goes on with the grammar."""
-    verify = save_all(tmp_path) | {"max_prefill_tokens": 4}
+    verify = save_all(tmp_path, kind=kind) | {"max_prefill_tokens": 4}
     sampling = Sampling(temperature=0.8, seed=3, max_new_tokens=40)
     async with services(tmp_path, DRAFT, verify) as client:
         plain, drafted = [
@@ -36,8 +40,9 @@ async def test_constrained_answers_with_an_attached_pard_model_are_the_plain_one
         assert drafted.speculation.num_failed_drafts == 0
 
 
-async def test_modes_take_drafts_of_an_attached_pard_model_and_repeat(tmp_path: Path) -> None:
-    async with services(tmp_path, DRAFT, save_all(tmp_path)) as client:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_modes_take_drafts_of_an_attached_pard_model_and_repeat(tmp_path: Path, kind: str) -> None:
+    async with services(tmp_path, DRAFT, save_all(tmp_path, kind=kind)) as client:
         greedy = reported(await answers(client, OFF, 0.0, PROMPTS[:3]))
         for mode in (VerificationMode.REJECTION, VerificationMode.TYPICAL):
             speculation = Speculation("pard", mode=mode, num_draft_tokens=4)
@@ -56,8 +61,9 @@ async def test_rejection_with_an_attached_pard_models_probabilities_keeps_the_ta
         await assert_distributed_as_plain(client, rejection, 360)
 
 
-async def test_a_worker_without_the_pard_model_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
-    verify = save_all(tmp_path, "fused", "pard", "ngram")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_without_the_pard_model_goes_on_with_the_same_tokens(tmp_path: Path, kind: str) -> None:
+    verify = save_all(tmp_path, "fused", "pard", "ngram", kind=kind)
     async with running(tmp_path, DRAFT, verify, other_verify_options=[{}]) as stack:
         plain = reported(await answers(stack.client, OFF, 0.8, PROMPTS[:4], max_new_tokens=60))
         fused = await answers(stack.client, Speculation("fused"), 0.8, PROMPTS[:4], max_new_tokens=60)

@@ -71,7 +71,9 @@ class ModelHost:
                 text = f"{_flag(option)} = {model}: not the tokenizer of --model = {settings.model}: {difference}"
                 raise FailedPreconditionError(text)
 
-    def load(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+    def load(
+        self, option: str, num_layers: int | None = None, *, adds_to_embeddings: bool = False
+    ) -> tuple[ModelRunner, SharedPages]:
         """The model that a setting names, and its pages; loaded once for all drafters that name it.
 
         Raises:
@@ -83,6 +85,7 @@ class ModelHost:
         if key not in self._models:
             revision = settings.revision if model == settings.model else None  # other repositories have their own
             which: dict[str, Any] = {"model": model, "revision": revision, "num_layers": num_layers}
+            which["adds_to_embeddings"] = adds_to_embeddings
             if (most := self._max_uncommitted()) is not None:
                 which["max_uncommitted"] = most
             config = EngineConfig(**settings.engine_options() | which)

@@ -30,8 +30,12 @@ class DrafterContext(Protocol):
         """Maximum number of prompt tokens in a forward with other sequences."""
         ...
 
-    def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+    def model(
+        self, option: str, num_layers: int | None = None, *, adds_to_embeddings: bool = False
+    ) -> tuple[ModelRunner, SharedPages]:
         """The model that `option` of the settings names, its first `num_layers` only where given; loaded once.
+
+        `adds_to_embeddings`: see `EngineConfig`; all drafters of a model want the same.
 
         Raises:
             FailedPreconditionError: it cannot be served; the text names the option.
@@ -83,7 +87,9 @@ class FeatureNeeds:
     layers: Callable[[Any, int], Sequence[int]]
     """Layers, by the worker's settings and the target's number of decoder layers n. They are numbered as transformers'
     `output_hidden_states`: 0 is what the first layer reads, i what layer i leaves (counted from 1), and n, or -1, the
-    state after the final norm."""
+    state after the final norm. None if the drafter reads no states of this target."""
+    is_optional: bool = False
+    """Whether it also drafts without them, for targets that have none."""
     of_whole_text: bool = False
     """Whether rows of all positions are needed. Then a sequence computes its prompt itself; other sequences take over
     cached pages, whose rows are not observed."""
@@ -156,6 +162,11 @@ class DrafterSpec:
         """All sources of its tokens."""
         own = (Source(self.name, self.explains, self.colour),) if self.explains else ()
         return own + self.other_sources
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it cannot draft for a target without hidden states."""
+        return self.features is not None and not self.features.is_optional
 
     def used(self, settings: Any) -> str | None:
         """The setting of `needs` that it would use; None if none is given or needed."""

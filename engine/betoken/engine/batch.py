@@ -4,7 +4,8 @@ It knows page lists and positions, not the model, its tensors or who asked.
 """
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from betoken.common.tree import num_sound
 from betoken.engine.state_table import PageList
 from betoken.engine.tree import place_nodes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class Segment:
     """Number of the sequence's adapter for linear layers that have any (`StepContext.token_adapters`); 0 for none."""
     num_committed: int | None = None
     """Leading tokens of the sequence that no result will reject, for recurrent states; None = all before a tree."""
+    added: "Tensor | None" = field(default=None, compare=False)
+    """Vectors [len(ids), H] that are added to the embeddings of the new tokens, in the model's dtype and on its device
+    (`EngineConfig.adds_to_embeddings`); None for none."""
 
     @property
     def end(self) -> int:
@@ -74,6 +81,8 @@ class Batch:
 
     adapters: tuple[int, ...] | None = None
     """`Segment.adapter` of each segment [S]; None if all are 0."""
+    added: "Tensor | None" = field(default=None, compare=False)
+    """`Segment.added` of all rows [R, H], zero for segments without; None if no segment has any. Not broadcast."""
 
     @property
     def num_rows(self) -> int:

@@ -95,6 +95,8 @@ class EngineConfig:
     wrap_linear: "WrapLinear | None" = None
     """Makes the layer that replaces each linear layer, such as one with adapters; None keeps them. For
     adapter 0 it must compute the same as the layer."""
+    adds_to_embeddings: bool = False
+    """Whether segments may add vectors to the embeddings of their tokens (`Segment.added`)."""
     ranks: "RankGroup | None" = None
     """Ranks that share the model's layers, each in its own process; None: this process has all of them."""
     self_check: bool = True
@@ -116,6 +118,8 @@ class EngineConfig:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE_CHOICES)}")
         if self.ranks is not None and self.wrap_linear is not None:
             raise ValueError("wrap_linear: not with ranks, which have parts of the linear layers")
+        if self.ranks is not None and self.adds_to_embeddings:
+            raise ValueError("adds_to_embeddings: true: not with ranks, to which no vectors are sent")
         if self.ranks is not None and not self.batch_invariant:
             raise ValueError("batch_invariant: false: not with ranks, whose products may not depend on their shape")
         for name in _POSITIVE:
@@ -127,6 +131,11 @@ class EngineConfig:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")
         if not 0.0 < self.kv_memory_fraction <= 1.0:
             raise ValueError(f"kv_memory_fraction: {self.kv_memory_fraction} is outside (0, 1]")
+
+    @property
+    def reads_step(self) -> bool:
+        """Whether layers of the model read the running step, so that its code serves this process only."""
+        return self.wrap_linear is not None or self.adds_to_embeddings
 
     def num_pages_of(self, page_bytes: int) -> int:
         """`num_pages`, or the number of pages of `page_bytes`, with the memory kept per page, that fit into memory."""

@@ -16,6 +16,7 @@ from betoken.engine.forward import Forward, StepOutput
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.page_table import PageTable
 from betoken.engine.parts import ModelParts
+from betoken.engine.step import added_vectors
 from betoken.engine.tree import KeptPath
 
 
@@ -122,7 +123,8 @@ class ModelRunner:
         """Write the KV of the segments' tokens; return logits [sum(num_logits), V] float32, and features if wanted.
 
         Raises:
-            ValueError: see `build_batch`; or a token id is outside the vocabulary, a position beyond max_context.
+            ValueError: see `build_batch` and `added_vectors`; or a token id is outside the vocabulary, or a position
+                beyond max_context.
         """
         return self.finish(self.begin(segments))
 
@@ -131,6 +133,9 @@ class ModelRunner:
         """Begin a forward, whose sequences are in no other one; at most `max_in_flight`. See `forward`."""
         batch = build_batch(segments, self.page_table.page_size, self.max_num_batched_tokens)
         self._check_range(batch)
+        batch.added = added_vectors(segments)
+        if batch.added is not None and not self._forward.step.adds_to_embeddings:
+            raise ValueError("segments: vectors are added to embeddings only with EngineConfig.adds_to_embeddings")
         if self._num_waiting:
             batch.state_columns = state_columns(segments, self._num_waiting, self.page_table.page_size)
             if self.page_table.snapshots is not None and (copies := self.page_table.snapshots.take_copies()):

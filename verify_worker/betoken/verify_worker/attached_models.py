@@ -17,7 +17,9 @@ class AttachedModels:
         self._settings, self._target, self._progress = settings, target, progress
         self._models: dict[tuple[str, int | None], tuple[ModelRunner, SharedPages]] = {}
 
-    def load(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+    def load(
+        self, option: str, num_layers: int | None = None, *, adds_to_embeddings: bool = False
+    ) -> tuple[ModelRunner, SharedPages]:
         """See `DrafterContext.model`. The model has as many pages as the target: whatever the target holds has room
         there, too."""
         key = option, num_layers
@@ -30,6 +32,7 @@ class AttachedModels:
                 "num_layers": num_layers,
                 "num_pages": self._target.page_table.num_pages,
                 "max_context": None,
+                "adds_to_embeddings": adds_to_embeddings,
             }
             config = EngineConfig(**self._settings.engine_options() | which)
             runner = load_model(self._settings, option, config, self._progress)

@@ -66,7 +66,7 @@ class VerifyWorkerSettings(WorkerSettings):
     def _check_attached(self) -> Self:
         check_attached(self.attached_drafters, self)
         named = [SPECS[name] for name in self.attached_drafters if name != BUILT_IN]
-        if self.synthetic and (readers := [spec.name for spec in named if spec.features]):
+        if self.synthetic and (readers := [spec.name for spec in named if spec.needs_features]):
             limit = "reads hidden states, which a synthetic target has none of (--synthetic)"
             raise ValueError(f"--attached-drafters = {readers[0]!r}: {limit}")
         return self

@@ -76,11 +76,12 @@ class FeatureFeed:
             name: sorted({layer % (num_layers + 1) for layer in need.layers(settings, num_layers)})
             for name, need in needs.items()
         }
+        layers = {name: read for name, read in layers.items() if read}
         return cls(
             layers,
             target.feature_layers,
-            [name for name, need in needs.items() if need.of_whole_text],
-            [name for name, need in needs.items() if need.steers_by_whole_text],
+            [name for name in layers if needs[name].of_whole_text],
+            [name for name in layers if needs[name].steers_by_whole_text],
         )
 
     def reads(self, name: str) -> bool:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class Models(Protocol):
     """Loads the models of drafters, each once."""
 
-    def load(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+    def load(
+        self, option: str, num_layers: int | None = None, *, adds_to_embeddings: bool = False
+    ) -> tuple[ModelRunner, SharedPages]:
         """See `DrafterContext.model`."""
         ...
 
@@ -91,10 +93,12 @@ class DrafterMaker:
             self._made, self._translated = before
             raise
 
-    def model(self, option: str, num_layers: int | None = None) -> tuple[ModelRunner, SharedPages]:
+    def model(
+        self, option: str, num_layers: int | None = None, *, adds_to_embeddings: bool = False
+    ) -> tuple[ModelRunner, SharedPages]:
         """See `DrafterContext`."""
         assert self.models is not None, "a drafter that runs a model says so in its spec"
-        runner, pages = self.models.load(option, num_layers)
+        runner, pages = self.models.load(option, num_layers, adds_to_embeddings=adds_to_embeddings)
         if self.translator is not None:
             runner, self._translations[option] = self.translator.translate(runner)
         return runner, pages

@@ -22,21 +22,12 @@ TARGET_TOKENIZER = Option(
 )
 
 
-def drafter_of(
-    host: DrafterContext,
-    option: str,
-    source: str,
-    num_layers: int | None = None,
-    settings: ModelSettings | None = None,
-) -> ModelDrafter:
-    """A drafter over the model, or its first layers, that `option` names.
-
-    `settings`: defaults of sequences without their own; None = the worker's options.
-    """
+def drafter_of(host: DrafterContext, option: str, source: str, num_layers: int | None = None) -> ModelDrafter:
+    """A drafter over the model, or its first layers, that `option` names."""
     from betoken.drafters.model.drafter import ModelDrafter
 
     runner, pages = host.model(option, num_layers)
-    settings = settings or ModelSettings.of_options(host.settings)
+    settings = ModelSettings.of_options(host.settings)
     mask_token_id = runner.info.mask_token_id
     if mask_token_id is not None:
         _LOG.info("%s drafts in parallel (PARD): one forward per draft, mask token %d", source, mask_token_id)

@@ -261,8 +261,11 @@ class ModelDrafter:
                 del kv.kv_ids[len(seq.ids) :]  # the masks'
             elif part.has_tokens:
                 del kv.kv_ids[len(seq.ids) + len(kv.draft_ids) - 1 :]  # what refused guesses wrote
-            num_committed = min(len(kv.kv_ids), len(seq.ids) - 1)  # the last committed id is fed again
-            self._runner.page_table.publish(kv.page_ids, seq.ids, num_committed)
+            self._runner.page_table.publish(kv.page_ids, seq.ids, self._num_shared(seq, kv))
+
+    def _num_shared(self, seq: DraftSequence, kv: DraftKV) -> int:
+        """Slots that other sequences may take over."""
+        return min(len(kv.kv_ids), len(seq.ids) - 1)  # the last committed id is fed again
 
     def _grow_trees(self, planned: Sequence[Planned], logits: Tensor) -> None:
         places = [

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from betoken.drafters.pard.settings import PardSettings
 from betoken.drafters.settings import Option
-from betoken.drafters.spec import DrafterContext, DrafterSpec, Memory
+from betoken.drafters.spec import DrafterContext, DrafterSpec, FeatureNeeds, Memory
 
 if TYPE_CHECKING:
     from betoken.drafters.drafter import Drafter
+
+
+def _layers(settings: Any, num_layers: int) -> Sequence[int]:
+    from betoken.drafters.pard.hosting import state_layers
+
+    return state_layers(settings, num_layers)
 
 
 def _memory(settings: Any) -> Memory:
@@ -36,6 +43,7 @@ SPEC = DrafterSpec(
     can_attach=True,
     can_host=False,
     memory=_memory,
+    features=FeatureNeeds(layers=_layers, steers_by_whole_text=True, is_optional=True),
     settings=PardSettings,
     options=(_MODEL,),
 )

@@ -81,7 +81,7 @@ class SideWeights:
         Raises:
             FailedPreconditionError: the weights cannot be read.
         """
-        itemsize = 2 if settings.dtype in ("bfloat16", "float16") else 4
+        itemsize = itemsize_of(settings)
         try:
             directory, page_bytes = self.directory(settings), 0
             if read_shape is not None:
@@ -90,6 +90,11 @@ class SideWeights:
             return Memory(sum(path.stat().st_size for path in weight_files(directory)), page_bytes)
         except ModelRefusedError as error:
             raise self.refusal(settings, error) from error
+
+
+def itemsize_of(settings: Any) -> int:
+    """Bytes of a number in the target's type."""
+    return 2 if settings.dtype in ("bfloat16", "float16") else 4
 
 
 def columns_of(state_layers: Sequence[int]) -> list[int]:

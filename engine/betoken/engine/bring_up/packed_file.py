@@ -45,7 +45,7 @@ class PackedLayer:
 def find_packed(config: EngineConfig) -> FindPacked | None:
     """Return how to find packed weights for a model; None if its settings exclude them."""
     is_checked = config.self_check and config.reuse_self_check  # by its logits, which the packed weights must reproduce
-    if not is_checked or config.device != "cpu" or config.ranks is not None or config.wrap_linear is not None:
+    if not is_checked or config.device != "cpu" or config.ranks is not None or config.reads_step:
         return None
     return lambda fingerprint: PackedFile(config.cache_dir, fingerprint).read()
 

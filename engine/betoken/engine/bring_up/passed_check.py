@@ -36,7 +36,7 @@ class PassedCheck:
     def of(cls, config: EngineConfig, info: ModelInfo, feature_layers: Sequence[int]) -> "PassedCheck":
         """The check of this model with these settings."""
         is_kept = config.reuse_self_check and config.self_check and info.weights_fingerprint
-        if not is_kept or config.device != "cpu" or config.wrap_linear is not None:
+        if not is_kept or config.device != "cpu" or config.reads_step:
             return cls(None)
         options = [config.compile != "off", config.batch_invariant, config.max_num_batched_tokens, config.page_size]
         key = [info.weights_fingerprint, info.dtype, config.activations, info.max_context, *options]

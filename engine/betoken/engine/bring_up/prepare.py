@@ -115,6 +115,8 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         report(0.0)
         forward = CpuForward(model, kernels, pool, examined.features, states, report, examined.check.code())
     wrap_linears(model, linears, config.wrap_linear, forward.step)
+    if config.adds_to_embeddings:
+        forward.step.add_to_embeddings(model)
     return forward, num_pages
 
 

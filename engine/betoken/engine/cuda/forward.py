@@ -81,9 +81,10 @@ class CudaForward:
         """See `Forward`."""
         length = choose_bucket(self._lengths, max(batch.positions) + 1)
         assert length is not None, "the runner refuses positions beyond max_context"
-        results = None if self._recorded is None else self._recorded.replay(batch)
+        added = self._added(batch.num_rows) if batch.added is None else (batch.added,)
+        results = None if self._recorded is None else self._recorded.replay(batch, added)
         if results is None:
-            results = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length)
+            results = self._run(StepInputs.for_batch(batch, self._scratch_page, self._device), length, added)
         return StepOutput.of(results, len(batch.logit_rows), batch.num_rows)
 
     def compact(self, paths: Sequence[KeptPath]) -> None:
@@ -115,10 +116,16 @@ class CudaForward:
         """Record forwards for each number of rows, given in ascending order; `progress` gets the fraction done."""
         recorded = RecordedForwards(sizes, self._lengths)
         places = (self._scratch_page, self._pool.page_size, self._device)
-        recorded.record(lambda step, length, _: self._run(step, length), *places, recorder, progress=progress)
+        recorded.record(self._run, *places, recorder, self._added, progress)
         self._recorded = recorded
 
-    def _run(self, inputs: StepInputs, length: int) -> tuple[Tensor, ...]:
+    def _added(self, num_rows: int) -> tuple[Tensor, ...]:
+        """Vectors [num_rows, H] that change no embedding, if the model adds any: an input of recorded forwards."""
+        if not self.step.adds_to_embeddings:
+            return ()
+        return (torch.zeros(num_rows, self.parts.hidden_size, dtype=self.parts.dtype, device=self._device),)
+
+    def _run(self, inputs: StepInputs, length: int, added: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         self._context.paged = PagedContext(self._pool, inputs.make_rows(length))
-        self.step.begin_recorded(inputs.token_adapters)
+        self.step.begin_recorded(inputs.token_adapters, *added)
         return self.model_call(*inputs.model_arguments())

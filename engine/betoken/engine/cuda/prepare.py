@@ -65,6 +65,8 @@ def prepare_cuda(
         name = _name(config, model.device)
         forward = CudaForward(model, scratch, max_context, name, config.batch_invariant, features)
         wrap_linears(model, linears, config.wrap_linear, forward.step)
+        if config.adds_to_embeddings:
+            forward.step.add_to_embeddings(model)
         try:
             use = measure_forward(lambda: _run_every_size(config, forward), model.device)
         except ModelRefusedError as error:

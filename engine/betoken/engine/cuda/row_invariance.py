@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from betoken.engine.cuda.operators import NAMESPACE, linear_rows
 from betoken.engine.errors import ModelRefusedError
+from betoken.engine.step import NAMESPACE as STEP_NAMESPACE
 
 _ATEN = torch.ops.aten
 
@@ -77,7 +78,7 @@ def _is_independent(func: Any) -> bool:
         torch.Tag.pointwise in func.tags
         or func.is_view
         or func.overloadpacket in _PASSING
-        or func.namespace in (NAMESPACE, "prim")  # prim: questions about a tensor, which tracers ask
+        or func.namespace in (NAMESPACE, STEP_NAMESPACE, "prim")  # prim: questions about a tensor, which tracers ask
     )
 
 
