@@ -35,12 +35,12 @@ SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
 
 
 @contextmanager
-def joined(size: int, num_stages: int = 1) -> Iterator[list[RankGroup]]:
+def joined(size: int, num_stages: int = 1, device: str = "cpu") -> Iterator[list[RankGroup]]:
     """The groups of `size` ranks in `num_stages` stages; an exchange without its counterpart fails in the end."""
     store, groups = distributed.HashStore(), {}
 
     def join_rank(rank: int) -> None:
-        groups[rank] = joining.join(rank, size, store, torch.device("cpu"), num_stages=num_stages)
+        groups[rank] = joining.join(rank, size, store, torch.device(device), num_stages=num_stages)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "_UNLIMITED", timedelta(seconds=TIMEOUT_S))

@@ -15,7 +15,7 @@ from betoken.engine.bring_up.self_check import ReadOutput, features_of, forward_
 from betoken.engine.config import EngineConfig
 from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_info import ModelInfo
-from betoken.engine.ranks import micro_batches
+from betoken.engine.ranks import joining, micro_batches
 from betoken.engine.ranks.loading import load_part
 from betoken.engine.ranks.stages import OtherLayer, stage_layers
 from betoken.engine.runner import ModelRunner
@@ -190,6 +190,39 @@ def test_a_batch_with_trees_is_cut_into_batches_of_the_same_rows() -> None:
     assert sum((part.token_ids for part in parts), []) == whole.token_ids
     assert [part.adapters for part in parts] == [(0,), (0, 2), (2,)]
     assert [part.logit_rows for part in parts] == [[1], [0], [1]]
+
+
+class RecordingBackend:
+    """Records the calls of a backend's methods."""
+
+    def __init__(self, backend: Any, calls: list[str]) -> None:
+        self._backend, self._calls = backend, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(name)
+        return getattr(self._backend, name)
+
+
+def test_hidden_states_of_gpus_are_exchanged_by_their_own_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(
+        joining, "_nccl", lambda *place: RecordingBackend(joining._gloo(*place, address="127.0.0.1"), calls)
+    )
+    states = torch.ones(1, 2, 3, dtype=torch.bfloat16)
+    with joined(2, 2, "cuda") as (last, first):
+        thread = threading.Thread(target=first.send_states, args=(states,))
+        thread.start()
+        assert torch.equal(last.receive_states(states.shape, states.device), states)
+        thread.join(TIMEOUT_S)
+    assert sorted(calls) == ["recv", "send"]
+    with joined(2, 2) as (last, _):
+        assert last._tensors is last._link
+
+
+def test_columns_are_not_shared_on_gpus(tmp_path: Path) -> None:
+    with joined(2) as groups, pytest.raises(ModelRefusedError, match="--tensor-parallel: must be 1 on GPUs"):
+        config = config_of(save_tiny(tmp_path, "llama"), device="cuda:0", ranks=groups[0])
+        load_part(config, lambda stage, fraction: None)
 
 
 def test_a_stage_that_fails_ends_the_exchange_of_the_next() -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from betoken.kernels import cpu
-from betoken.verify_worker.doctor import rendezvous
+from betoken.verify_worker.doctor import rendezvous, worker
 from betoken.verify_worker.doctor.__main__ import findings
 from betoken.verify_worker.doctor.code import code_cache_finding, compiler_finding
 from betoken.verify_worker.doctor.devices import Gpu, device_finding, peer_access_finding
@@ -73,7 +74,7 @@ def test_device_finding_is_ok_on_a_machine_without_gpus() -> None:
     [
         ("cuda:0", 1, [], None, "torch build for CUDA"),
         ("cuda:0", 1, [], "13.0", "driver for CUDA 13.0"),
-        ("cuda:1", 2, [GPU, GPU], "13.0", "--tensor-parallel 1"),
+        ("cuda:1", 2, [GPU, GPU], "13.0", "at most 1 ranks"),
     ],
 )
 def test_device_finding_names_the_missing_part(
@@ -186,17 +187,27 @@ def test_stage_bytes_of_a_gguf_file_count_a_tied_embedding_at_both_ends(tmp_path
     assert first + last > weight_bytes(path, "bfloat16") == sum(stage_bytes(path, "bfloat16", 1))
 
 
-def test_more_stages_than_layers_and_stages_on_gpus_are_errors(tmp_path: Path) -> None:
-    options = DoctorOptions(model=str(MODELS / "target"), pipeline=64, device="cuda:0")
+def test_more_stages_than_layers_are_an_error() -> None:
+    options = DoctorOptions(model=str(MODELS / "target"), pipeline=64, device="cpu", timeout_s=0.01)
     found = {finding.name: finding for finding in worker_findings(options)}
-    assert found["devices"].level == "error" and "pipeline stages run on CPUs" in found["devices"].found
-    on_cpu = {finding.name: finding for finding in worker_findings(replace(options, device="cpu", timeout_s=0.01))}
-    assert "pipeline: 64 is above" in on_cpu["memory"].found
-    assert on_cpu["hidden states of 64 stages"].found == "gloo: no result within 0.01 s"
+    assert "pipeline: 64 is above" in found["memory"].found
+    assert found["hidden states of 64 stages"].found == "gloo: no result within 0.01 s"
+
+
+def test_stages_on_gpus_need_a_gpu_for_each_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "gpus", lambda: [GPU])
+    monkeypatch.setattr(worker, "device_finding", partial(device_finding, cuda="13.0"))
+    options = DoctorOptions(model=str(MODELS / "target"), pipeline=2)
+    alone, one_of_two = (
+        {finding.name: finding for finding in worker_findings(replace(options, local_ranks=count))} for count in (2, 1)
+    )
+    assert alone["devices"].level == "error" and "2 ranks from cuda:0 on need 2 GPUs" in alone["devices"].found
+    assert one_of_two["devices"].level == one_of_two["memory"].level == "ok"
+    assert not any(name.startswith("hidden states") for name in one_of_two)
 
 
 def test_stages_finding_reports_the_times_through_all_stages_of_two_ranks() -> None:
-    finding = stages_finding(2, 2, 64, 120)
+    finding = stages_finding("cpu", 2, 2, 64, 120)
     assert finding.level in ("ok", "warning") and "256 tokens, 32,768 bytes, in " in finding.found, finding
 
 
@@ -244,8 +255,8 @@ def test_rendezvous_finding_of_a_machine_that_does_or_does_not_answer(
 
 @pytest.mark.parametrize(("free_gb", "level"), [(40, "ok"), (20, "ok"), (14, "error")])
 def test_memory_finding_on_gpus_counts_the_part_of_a_rank(free_gb: int, level: str) -> None:
-    finding = gpu_memory_finding(30 * GB, 0, [60 * GB, free_gb * GB])
-    assert finding.level == level and "15.00 GB weights per rank" in finding.found
+    finding = gpu_memory_finding([15 * GB, 10 * GB], 0, [60 * GB, free_gb * GB])
+    assert finding.level == level and "15.00 GB weights of a rank" in finding.found
 
 
 def test_free_memory_is_bounded_by_the_limit_of_the_container(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ def settings_of(**options: Any) -> VerifyWorkerSettings:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline": 2, "device": "cuda:0"}, "--device = 'cuda:0': must be cpu with --pipeline = 2"),
-        ({"pipeline": 2, "device": "cpu,cpu"}, "--device = 'cpu,cpu': must be cpu with --pipeline = 2"),
+        ({"pipeline": 2, "device": "cpu,cpu,cpu"}, "'cpu,cpu,cpu': 3 devices, must be a multiple of --pipeline = 2"),
+        (
+            FOUR | {"device": "cuda:0,cuda:1"},
+            "must be 4 devices, or one, with --tensor-parallel = 2 and --pipeline = 2",
+        ),
         ({"pipeline": 33, "tensor_parallel": 2}, "--pipeline = 33: must be at most 32 with --tensor-parallel = 2"),
         ({"pipeline": 2, "synthetic": "step_ms=1"}, "--pipeline = 2: must be 1 with --synthetic"),
         (
@@ -35,9 +38,18 @@ def test_options_that_stages_exclude_are_rejected(options: dict[str, Any], messa
         settings_of(**options)
 
 
-def test_every_rank_of_every_stage_has_a_device() -> None:
-    settings = settings_of(**FOUR)
-    assert settings.devices == ("cpu",) * 4 and settings.tensor_parallel_degree == 2
+@pytest.mark.parametrize(
+    ("device", "devices"),
+    [("cpu", ["cpu"] * 4), ("cuda:2", [f"cuda:{number}" for number in (2, 3, 4, 5)]), ("cpu,cpu,cpu,cpu", ["cpu"] * 4)],
+)
+def test_every_rank_of_every_stage_has_a_device(device: str, devices: list[str]) -> None:
+    settings = settings_of(**FOUR, device=device)
+    assert list(settings.devices) == devices and settings.tensor_parallel_degree == 2
+
+
+def test_two_stages_take_a_list_of_two_gpus() -> None:
+    settings = settings_of(pipeline=2, device="cuda:1,cuda:0")
+    assert settings.devices == ("cuda:1", "cuda:0") and settings.tensor_parallel_degree == 1
 
 
 def test_a_rank_that_torchrun_started_is_found_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +62,7 @@ def test_a_rank_that_torchrun_started_is_found_by_its_environment(monkeypatch: p
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert launched_rank(settings_of(tensor_parallel=4, device="cuda")) == LaunchedRank(1, 4, "cuda:1")
     assert num_local_ranks(settings_of(**FOUR)) == 2
+    assert launched_rank(settings_of(pipeline=4, device="cuda")) == LaunchedRank(1, 4, "cuda:1")
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ class RankGroup:
     def send_states(self, x: Tensor) -> None:
         """Send hidden states to the next stage without waiting for it. All later ones have the type of the first."""
         if not self._has_sent_type:
-            self._send_to_next(torch.tensor([_STATE_TYPES.index(x.dtype)]))
+            self._send_to_next(self._link, torch.tensor([_STATE_TYPES.index(x.dtype)]))
             self._has_sent_type = True
-        self._send_to_next(x.contiguous().view(-1).view(torch.uint8))
+        self._send_to_next(self._tensors, x.contiguous().view(-1).view(torch.uint8))
         if self.stage == 0:
             self._counts[self.rank] += 2  # each stage counts one exchange for a batch
 
@@ -111,7 +111,7 @@ class RankGroup:
             self.state_type = _STATE_TYPES[int(number)]
             self._counts[self.rank] -= 2
         found = torch.empty(tuple(shape), dtype=self.state_type, device=device)
-        self._exchange(lambda: self._link.recv([found.view(-1).view(torch.uint8)], previous, 0))
+        self._exchange(lambda: self._tensors.recv([found.view(-1).view(torch.uint8)], previous, 0))
         return found
 
     def send(self, numbers: NDArray[np.int32]) -> None:
@@ -164,7 +164,7 @@ class RankGroup:
             self.on_lost(self._lost)
         return self._lost
 
-    def _send_to_next(self, x: Tensor) -> None:
+    def _send_to_next(self, backend: Any, x: Tensor) -> None:
         """Start to send; tensors are kept until the next stage has taken them.
 
         Stages have at most as many forwards under way as there are stages, each in as many micro-batches.
@@ -174,7 +174,7 @@ class RankGroup:
         try:
             if len(self._sent) > self.num_stages**2:
                 self._sent.popleft()[0].wait()
-            self._sent.append((self._link.send([x], self.rank - self.columns.size, 0), x))
+            self._sent.append((backend.send([x], self.rank - self.columns.size, 0), x))
         except RuntimeError as error:
             raise self.fail(RankLostError(self._explain(error))) from error
 

@@ -10,38 +10,34 @@ def rank_devices(device: str, tensor_parallel: int, pipeline: int = 1) -> tuple[
     following GPUs are the other ranks'.
 
     Raises:
-        ValueError: a list that ranks cannot use; names option, value and limit.
+        ValueError: a list that ranks cannot use, or too many ranks; names option, value and limit.
     """
-    if pipeline > 1:
-        _check_stages(device, tensor_parallel, pipeline)
-        return (device,) * (tensor_parallel * pipeline)
+    num_ranks = tensor_parallel * pipeline
+    if num_ranks > MAX_RANKS:
+        limit = f"must be at most {MAX_RANKS // tensor_parallel} with --tensor-parallel = {tensor_parallel}"
+        raise ValueError(f"--pipeline = {pipeline}: {limit}")
     names = tuple(name.strip() for name in device.split(","))
     if len(names) > 1:
-        if fault := _fault(names, tensor_parallel):
+        if fault := _fault(names, tensor_parallel, pipeline):
             raise ValueError(f"--device = {device!r}: {fault}")
         return names
     kind, _, first = device.partition(":")
-    if tensor_parallel == 1 or kind != "cuda" or not (first or "0").isdecimal():
-        return (device,) * tensor_parallel
-    return tuple(f"cuda:{int(first or 0) + rank}" for rank in range(tensor_parallel))
+    if num_ranks == 1 or kind != "cuda" or not (first or "0").isdecimal():
+        return (device,) * num_ranks
+    return tuple(f"cuda:{int(first or 0) + rank}" for rank in range(num_ranks))
 
 
-def _check_stages(device: str, tensor_parallel: int, pipeline: int) -> None:
-    if device != "cpu":
-        raise ValueError(f"--device = {device!r}: must be cpu with --pipeline = {pipeline}")
-    if tensor_parallel * pipeline > MAX_RANKS:
-        limit = f"must be at most {MAX_RANKS // tensor_parallel} with --tensor-parallel = {tensor_parallel}"
-        raise ValueError(f"--pipeline = {pipeline}: {limit}")
-
-
-def _fault(names: tuple[str, ...], tensor_parallel: int) -> str:
+def _fault(names: tuple[str, ...], tensor_parallel: int, pipeline: int) -> str:
     kinds = {name.partition(":")[0] for name in names}
     if not all(names):
         return "an entry is empty"
     if len(names) > MAX_RANKS:
         return f"{len(names)} devices, must be at most {MAX_RANKS}"
-    if tensor_parallel not in (1, len(names)):
-        return f"must be {tensor_parallel} devices, or one, with --tensor-parallel = {tensor_parallel}"
+    if len(names) % pipeline:
+        return f"{len(names)} devices, must be a multiple of --pipeline = {pipeline}"
+    if tensor_parallel not in (1, len(names) // pipeline):
+        needs = f"--tensor-parallel = {tensor_parallel}" + (f" and --pipeline = {pipeline}" if pipeline > 1 else "")
+        return f"must be {tensor_parallel * pipeline} devices, or one, with {needs}"
     if len(kinds) > 1:
         return f"must be of one kind, not {' and '.join(sorted(kinds))}"
     if kinds != {"cpu"} and (len(set(names)) < len(names) or not all(":" in name for name in names)):

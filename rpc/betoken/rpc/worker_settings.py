@@ -62,7 +62,7 @@ class WorkerSettings(ServiceSettings):
     )
     device: str = Field(
         "cpu",
-        description="Torch device of the model, e.g. cpu or cuda:0; cuda:0,cuda:1 = one rank on each, as with"
+        description="Torch device of the model, e.g. cpu or cuda:0; cpu,cpu = one rank on each, as with"
         " --tensor-parallel 2.",
     )
     tensor_parallel: int = Field(

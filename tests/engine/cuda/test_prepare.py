@@ -29,6 +29,7 @@ from betoken.engine.forward import Forward, ModelCall
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.checkpoint import Progress
 from tests.engine.cuda.harness import FakeRecorder
+from tests.engine.rank_threads import joined
 from tests.engine.tiny import MIXTURES, save_tiny
 
 PAGE_BYTES = 2 * 16 * 2 * (16 + 16) * 4  # two layers, 16 slots, two heads, keys and values of 16, float32
@@ -83,6 +84,13 @@ def test_pages_are_what_is_asked_for_or_what_is_left(
     assert prepared is not None and prepared[1] == num_pages
     assert recorder.num_recorded == 3  # 16, 32 and 48 rows
     assert STAGES == sorted(STAGES) and STAGES[0] >= 0.2 and STAGES[-1] < 0.3
+
+
+def test_forwards_of_pipeline_stages_are_not_recorded() -> None:
+    with joined(2, 2) as groups:
+        assert not prepare._recorded_sizes(EngineConfig("m", ranks=groups[0]))
+    with joined(1) as groups:
+        assert prepare._recorded_sizes(EngineConfig("m", ranks=groups[0]))
 
 
 @pytest.mark.parametrize(("max_graph_rows", "num_recorded"), [(0, 0), (16, 1), (4096, 3)])

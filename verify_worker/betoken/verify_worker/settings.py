@@ -30,8 +30,7 @@ class VerifyWorkerSettings(WorkerSettings):
         1,
         ge=1,
         le=MAX_RANKS,
-        description="Stages of consecutive layers, each with --tensor-parallel processes; tokens do not depend on it."
-        " Needs --device cpu.",
+        description="Stages of consecutive layers, each with --tensor-parallel processes; tokens do not depend on it.",
     )
     max_context: int | None = Field(
         None, ge=2, description="Longest prompt + output, tokens; default: the model's, or what the KV pages hold."

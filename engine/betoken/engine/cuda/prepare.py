@@ -116,6 +116,9 @@ def _run_every_size(config: EngineConfig, forward: CudaForward) -> None:
 
 
 def _recorded_sizes(config: EngineConfig) -> list[int]:
+    """Numbers of rows of the forwards that are recorded; none on a pipeline stage, which waits for others within."""
+    if config.ranks is not None and config.ranks.num_stages > 1:
+        return []
     return bucket_sizes(min(config.max_graph_rows, config.max_num_batched_tokens))
 
 
@@ -138,6 +141,7 @@ def _record(config: EngineConfig, forward: CudaForward, progress: Progress) -> N
     """Record graphs, or say why forwards stay eager."""
     sizes = _recorded_sizes(config)
     if not sizes:
+        _LOG.info("forwards are not recorded as graphs: pipeline stages, or max_graph_rows = 0")
         return
 
     def report(fraction: float) -> None:

@@ -47,6 +47,9 @@ _PASSING = frozenset(
     }
 )
 
+_PASSING_NAMESPACES = (NAMESPACE, STEP_NAMESPACE, "betoken_ranks", "betoken_stages", "prim")
+"""Our operators on rows, exchanges between ranks, and questions about a tensor, which tracers ask."""
+
 
 class RowInvariance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, every operator has independent rows.
@@ -78,7 +81,7 @@ def _is_independent(func: Any) -> bool:
         torch.Tag.pointwise in func.tags
         or func.is_view
         or func.overloadpacket in _PASSING
-        or func.namespace in (NAMESPACE, STEP_NAMESPACE, "prim")  # prim: questions about a tensor, which tracers ask
+        or func.namespace in _PASSING_NAMESPACES
     )
 
 

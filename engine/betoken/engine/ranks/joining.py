@@ -60,7 +60,7 @@ def join(
     Args:
         counts, explain: see `RankGroup`.
         lost: returns the error of a rank that has ended.
-        num_stages: pipeline stages, of equal numbers of ranks. Several stages are on CPUs.
+        num_stages: pipeline stages, of equal numbers of ranks.
         address: of this machine, at which other ranks reach this one.
 
     Raises:
@@ -69,15 +69,19 @@ def join(
     _wait_for_all(rank, size, store, lost)
     link = _gloo(rank, size, PrefixStore("link", store), address)
     more: dict[str, Any] = {} if explain is None else {"explain": explain}
+    tensors = _tensors(rank, size, PrefixStore("tensors", store), device)
     if num_stages == 1:
-        tensors = _nccl(rank, size, PrefixStore("tensors", store)) if device.type == "cuda" else None
         return RankGroup(rank, size, link, tensors, counts, **more)
     width = size // num_stages
     stage, column = divmod(rank, width)
     shared = np.zeros(size, np.int64) if counts is None else counts
-    own = _gloo(column, width, PrefixStore(f"columns/{stage}", store), address) if width > 1 else None
-    columns = RankGroup(column, width, own, None, shared[stage * width : (stage + 1) * width], **more)
-    return RankGroup(rank, size, link, None, shared, columns=columns, **more)
+    own, own_tensors = None, None
+    if width > 1:
+        place = column, width
+        own = _gloo(*place, PrefixStore(f"columns/{stage}", store), address)
+        own_tensors = _tensors(*place, PrefixStore(f"columns/{stage}/tensors", store), device)
+    columns = RankGroup(column, width, own, own_tensors, shared[stage * width : (stage + 1) * width], **more)
+    return RankGroup(rank, size, link, tensors, shared, columns=columns, **more)
 
 
 def _wait_for_all(rank: int, size: int, store: Store, lost: Callable[[], RankLostError | None]) -> None:
@@ -102,6 +106,11 @@ def _gloo(rank: int, size: int, store: Store, address: str) -> Any:
     options = backend._Options()
     options._devices, options._timeout = [backend.create_device(**place)], _UNLIMITED
     return backend(store, rank, size, options)
+
+
+def _tensors(rank: int, size: int, store: Store, device: torch.device) -> Any:
+    """The backend for tensors on a GPU; None on a CPU, whose tensors take the messages' backend."""
+    return _nccl(rank, size, store) if device.type == "cuda" else None
 
 
 def _nccl(rank: int, size: int, store: Store) -> Any:

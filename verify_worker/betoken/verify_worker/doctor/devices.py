@@ -44,7 +44,7 @@ def device_finding(device: str, num_ranks: int, found: Sequence[Gpu], cuda: str 
         return error("devices", text, cure)
     first = torch.device(device).index or 0
     if first + num_ranks > len(found):
-        cure = f"--tensor-parallel {max(1, len(found) - first)}, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
+        cure = f"at most {max(1, len(found) - first)} ranks, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
         return error("devices", f"{text}: {num_ranks} ranks from {device} on need {first + num_ranks} GPUs", cure)
     return ok("devices", text)
 

@@ -26,20 +26,27 @@ def gather_finding(num_ranks: int, device: str, timeout_s: float) -> Finding:
     return gather_result(num_ranks, device, _run([device, str(num_ranks), "1", "0"], timeout_s))
 
 
-def stages_finding(num_columns: int, num_stages: int, width: int, timeout_s: float) -> Finding:
+def stages_finding(device: str, num_columns: int, num_stages: int, width: int, timeout_s: float) -> Finding:
     """Send hidden states of this width through all stages and report the times."""
-    result = _run(["cpu", str(num_columns * num_stages), str(num_stages), str(width)], timeout_s)
+    result = _run([device, str(num_columns * num_stages), str(num_stages), str(width)], timeout_s)
     name = f"hidden states of {num_stages} stages"
+    kind, cure, backend = _backend(device)
     if "error" in result:
-        return error(name, f"gloo: {result['error']}", _CPU_CURE)
+        return error(name, f"{backend}: {result['error']}", cure)
     seconds = [float(result["token_seconds"]), float(result["seconds"])]
     parts = [
         f"{count} token{'s' if count > 1 else ''}, {2 * width * count:,} bytes, in {each * 1e3:.2f} ms"
         for count, each in zip(STATE_TOKENS, seconds, strict=True)
     ]
-    found = f"gloo on this machine: {'; '.join(parts)}"
-    is_slow = max(seconds) > _SLOW_S["cpu"] * num_stages
-    return warning(name, f"{found}, which is slow", _CPU_CURE) if is_slow else ok(name, found)
+    found = f"{backend} on this machine: {'; '.join(parts)}"
+    is_slow = max(seconds) > _SLOW_S[kind] * num_stages
+    return warning(name, f"{found}, which is slow", cure) if is_slow else ok(name, found)
+
+
+def _backend(device: str) -> tuple[str, str, str]:
+    """Kind of a device, the cure of its exchanges, and their backend."""
+    kind = device.partition(":")[0]
+    return (kind, _CPU_CURE, "gloo") if kind == "cpu" else (kind, _GPU_CURE, "NCCL")
 
 
 def _run(arguments: list[str], timeout_s: float) -> dict[str, float | str]:
@@ -61,9 +68,7 @@ def _run(arguments: list[str], timeout_s: float) -> dict[str, float | str]:
 
 def gather_result(num_ranks: int, device: str, result: dict[str, float | str]) -> Finding:
     """Return the finding for a time (`seconds`) or a failure (`error`)."""
-    kind = device.partition(":")[0]
-    name, cure = f"gather of {num_ranks} ranks", _CPU_CURE if kind == "cpu" else _GPU_CURE
-    backend = "gloo" if kind == "cpu" else "NCCL"
+    name, (kind, cure, backend) = f"gather of {num_ranks} ranks", _backend(device)
     if "seconds" not in result:
         return error(name, f"{backend}: {result['error']}", cure)
     seconds = float(result["seconds"])

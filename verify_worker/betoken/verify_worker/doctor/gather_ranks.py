@@ -48,14 +48,14 @@ def gather_seconds(group: RankGroup, device: torch.device) -> float:
     return median(times[_NUM_WARM:])
 
 
-def pass_seconds(group: RankGroup, num_tokens: int, width: int) -> float:
+def pass_seconds(group: RankGroup, device: torch.device, num_tokens: int, width: int) -> float:
     """Return the median time from rank 0's message to the hidden states that have passed all stages.
 
     Raises:
         RankLostError: an exchange failed, or other bytes arrived.
     """
     shape, times = (1, num_tokens, width), []
-    own = torch.arange(num_tokens * width).remainder(255).to(torch.bfloat16).view(shape)
+    own = torch.arange(num_tokens * width).remainder(255).to(device, torch.bfloat16).view(shape)
     for _ in range(_NUM_WARM + _NUM_TIMED):
         begin = time.perf_counter()
         if group.rank == 0:
@@ -65,6 +65,7 @@ def pass_seconds(group: RankGroup, num_tokens: int, width: int) -> float:
         states = own if group.stage == 0 else group.receive_states(shape, own.device)
         if group.stage < group.num_stages - 1:
             group.send_states(states)
+        _wait_for(device)
         times.append(time.perf_counter() - begin)
         if not torch.equal(states, own):
             raise RankLostError("other hidden states arrived than the first stage sent")
@@ -79,7 +80,7 @@ def _wait_for(device: torch.device) -> None:
 def _measure(group: RankGroup, device: torch.device, width: int) -> dict[str, float | str]:
     if group.num_stages == 1:
         return {"seconds": gather_seconds(group, device)}
-    token_seconds, seconds = (pass_seconds(group, num_tokens, width) for num_tokens in STATE_TOKENS)
+    token_seconds, seconds = (pass_seconds(group, device, num_tokens, width) for num_tokens in STATE_TOKENS)
     return {"token_seconds": token_seconds, "seconds": seconds}
 
 

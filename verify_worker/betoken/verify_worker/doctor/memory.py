@@ -118,17 +118,18 @@ def cpu_memory_finding(ranks: Sequence[int], draft_bytes: int, kv_memory_bytes: 
     return ok("memory", text)
 
 
-def gpu_memory_finding(target_bytes: int, draft_bytes: int, free_bytes: Sequence[int]) -> Finding:
-    """Compare the free memory of each rank's GPU with its part of the weights.
+def gpu_memory_finding(ranks: Sequence[int], draft_bytes: int, free_bytes: Sequence[int]) -> Finding:
+    """Compare the free memory of the fullest GPU with the largest part of the weights.
 
     Args:
+        ranks: bytes of each rank's weights.
         free_bytes: of the GPU of each rank.
     """
-    share, least = -(-target_bytes // len(free_bytes)), min(free_bytes)
-    text = f"at least {_gb(least)} free per GPU; {_gb(share)} weights per rank"
+    share, least = max(ranks), min(free_bytes)
+    text = f"at least {_gb(least)} free per GPU; {_gb(share)} weights of a rank"
     text += f", draft model {_gb(draft_bytes)}" if draft_bytes else ""
     if share >= least:
-        return error("memory", text, f"more GPUs (--tensor-parallel), or {_CURE}")
+        return error("memory", text, f"more GPUs (--pipeline), or {_CURE}")
     if share + draft_bytes >= least:
         return warning("memory", text, "the draft model on another GPU")
     return ok("memory", text)

@@ -29,25 +29,22 @@ _ASSUMED_WIDTH = 4096
 def worker_findings(options: DoctorOptions) -> list[Finding]:
     """Run the checks of a worker's device and models."""
     found, columns, stages = gpus(), options.tensor_parallel, options.pipeline
-    device = options.device or ("cuda:0" if found and stages == 1 else "cpu")
-    on_gpu = device.startswith("cuda")
-    devices = device_finding(device, columns, found)
-    if on_gpu and stages > 1:
-        cure = "--device cpu, or --tensor-parallel for GPUs of one machine"
-        devices = error("devices", f"{device}: pipeline stages run on CPUs", cure)
-    has_devices, ranks = devices.level == "ok", columns * stages
+    device, ranks = options.device or ("cuda:0" if found else "cpu"), columns * stages
+    on_gpu, local_ranks = device.startswith("cuda"), options.local_ranks or ranks
+    devices = device_finding(device, local_ranks, found)
+    has_devices = devices.level == "ok"
     checks = [devices]
-    if on_gpu and has_devices and columns > 1:
-        checks.append(peer_access_finding(peer_pairs(torch.device(device).index or 0, columns)))
-    checks.append(shared_memory_finding(ranks, on_gpu))
+    if on_gpu and has_devices and local_ranks > 1:
+        checks.append(peer_access_finding(peer_pairs(torch.device(device).index or 0, local_ranks)))
+    checks.append(shared_memory_finding(local_ranks, on_gpu))
     checks += [compiler_finding(cpu.LIBRARY, ranks > 1), compiler_finding(native.LIBRARY, False)]
     checks.append(code_cache_finding(options.cache_dir))
     if options.model is not None:
         checks += _memory_findings(options, options.model, device, found if has_devices else [])
     if columns > 1 and has_devices:
         checks.append(gather_finding(columns, device, options.timeout_s))
-    if stages > 1 and has_devices:
-        checks.append(stages_finding(columns, stages, _width(options.model), options.timeout_s))
+    if stages > 1 and has_devices and (local_ranks == ranks or not on_gpu):
+        checks.append(stages_finding(device, columns, stages, _width(options.model), options.timeout_s))
     return checks
 
 
@@ -68,23 +65,20 @@ def _memory_findings(options: DoctorOptions, model: str, device: str, found: lis
         checks.append(draft)
     if not target_bytes:
         return checks
-    if not device.startswith("cuda"):
-        free = free_memory_bytes()
-        if free is not None:
-            checks.append(_cpu_memory(options, model, target_bytes, draft_bytes, free))
-    elif found:
-        first = torch.device(device).index or 0
-        free_bytes = [gpu.free_bytes for gpu in found[first : first + options.tensor_parallel]]
-        checks.append(gpu_memory_finding(target_bytes, draft_bytes, free_bytes))
-    return checks
-
-
-def _cpu_memory(options: DoctorOptions, model: str, target_bytes: int, draft_bytes: int, free_bytes: int) -> Finding:
+    free, on_gpu = free_memory_bytes(), device.startswith("cuda")
+    is_known = bool(found) if on_gpu else free is not None
+    if not is_known:
+        return checks
     num_ranks = options.tensor_parallel * options.pipeline
     try:
         staged = options.pipeline > 1
         stages = stage_bytes(model, options.dtype, options.pipeline) if staged else [target_bytes]
     except (InvalidArgumentError, ModelRefusedError) as fault:
-        return error("memory", str(fault), "a smaller --pipeline, or a model with as many layers as stages")
+        cure = "a smaller --pipeline, or a model with as many layers as stages"
+        return [*checks, error("memory", str(fault), cure)]
     ranks = rank_bytes(stages, options.tensor_parallel, options.local_ranks or num_ranks)
-    return cpu_memory_finding(ranks, draft_bytes, options.kv_memory_bytes, free_bytes)
+    if on_gpu:
+        first = torch.device(device).index or 0
+        free_bytes = [gpu.free_bytes for gpu in found[first : first + len(ranks)]]
+        return [*checks, gpu_memory_finding(ranks, draft_bytes, free_bytes)]
+    return [*checks, cpu_memory_finding(ranks, draft_bytes, options.kv_memory_bytes, free or 0)]
