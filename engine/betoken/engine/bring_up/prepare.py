@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from betoken.engine.bring_up.examine import Examined
+from betoken.engine.bring_up.kept import KeptResult
+from betoken.engine.bring_up.kernel_choice import choose_kernels
 from betoken.engine.bring_up.passed_check import OtherLogitsError
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.forward import CpuForward
@@ -114,6 +116,8 @@ def prepare(config: EngineConfig, examined: Examined, progress: Progress) -> tup
         report = partial(_report_packing, progress)
         report(0.0)
         forward = CpuForward(model, kernels, pool, examined.features, states, report, examined.check.code())
+        kept = KeptResult(config.cache_dir, "cpu-kernels", str(model.dtype)) if config.reuse_self_check else None
+        choose_kernels(model, kernels, kept)
     wrap_linears(model, linears, config.wrap_linear, forward.step)
     if config.adds_to_embeddings:
         forward.step.add_to_embeddings(model)

@@ -7,8 +7,10 @@ import ctypes
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +44,7 @@ _RECURRENT = {path for path in _HEADERS if "recurren" in path.name or path.name.
 _INT8 = {path for path in _HEADERS if path.name.startswith("int8_")}
 _INT8_READS = (
     *("grouped.h", "grouped_bytes.h", "grouped_ends.h", "grouped_product.h", "linear.h", "linear_grouped_job.h"),
-    *("pool.h", "simd.h", "tensors.h"),
+    *("grouped_choice.h", "pool.h", "simd.h", "tensors.h"),
 )
 
 LIBRARY = _library(
@@ -61,10 +63,26 @@ INT8_LIBRARY = _library(
     "-ffp-contract=off",
 )
 """Operators on weights of few bits and rows rounded to int8. Without fused products every processor rounds alike."""
+INT8_NARROW_LIBRARY = replace(
+    INT8_LIBRARY,
+    name="int8-narrow-cpu-kernels",
+    source=_FOLDER / "int8_variants.cpp",
+    flags=(
+        *(*INT8_LIBRARY.flags, "-fvisibility=hidden", "-DBETOKEN_NARROW", "-mno-avx512bf16"),
+        *("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile"),
+    ),
+    links=(),
+)
+"""The int8 kernels in vectors of 256 bits with the instructions of AVX512."""
 RECURRENT_LIBRARY = _library(
     "recurrent-cpu-kernels", "ops_recurrent.cpp", (_FOLDER / "pool.h", _FOLDER / "simd.h", *sorted(_RECURRENT))
 )
 """Operators on recurrent states, for the models that have them."""
+
+Products = Literal["exact", "int8"]
+"""Products of weights of few bits, by what happens to rows."""
+_MAX_CANDIDATES = 16
+_LIBRARIES: Mapping[Products, Library] = {"exact": GROUPED_LIBRARY, "int8": INT8_LIBRARY}
 
 CPU_DTYPES = (torch.bfloat16, torch.float32)
 """Element types of the kernels; sums are always float32."""
@@ -128,11 +146,39 @@ class CpuKernels:
         with _lock:
             if library.name not in _loaded_operators:
                 path = build(library, self._cache_dir)
-                share = getattr(ctypes.CDLL(str(path)), share_name)
+                loaded = ctypes.CDLL(str(path))
+                share = getattr(loaded, share_name)
                 share.argtypes = [ctypes.c_void_p]
                 share(self._library.betoken_pool())
                 torch.ops.load_library(path)  # type: ignore[no-untyped-call]
-                _loaded_operators.add(library.name)
+                _loaded_operators[library.name] = loaded
+
+    def load_int8_variant(self, library: Library) -> None:
+        """Add a library's candidates to the int8 products; compiled on first use. `load_int8` comes first.
+
+        Raises:
+            BuildError, OSError: that is impossible.
+        """
+        with _lock:
+            if library.name not in _loaded_operators:
+                loaded = ctypes.CDLL(str(build(library, self._cache_dir)))
+                _loaded_operators[INT8_LIBRARY.name].betoken_int8_add(loaded.betoken_int8_variants)
+                _loaded_operators[library.name] = loaded
+
+    def candidates(self, products: Products) -> list[str]:
+        """Names of the kernels for quantised weights that this processor executes, the reference first. All have to
+        give the same bits. The products' operators are loaded."""
+        library = _loaded_operators[_LIBRARIES[products].name]
+        name_of = getattr(library, f"betoken_{products}_candidate")
+        name_of.restype = ctypes.c_char_p
+        return [name.decode() for index in range(_MAX_CANDIDATES) if (name := name_of(index))]
+
+    def choose(self, products: Products, code: int, num_rows: int, candidate: int) -> None:
+        """Let products with weights of this kind of code use a candidate for numbers of rows like this one: 1, up to 8,
+        or more. `code`: see `PackedWeight`."""
+        function = getattr(_loaded_operators[_LIBRARIES[products].name], f"betoken_{products}_choose")
+        function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+        function(code, num_rows, candidate)
 
     def load_recurrent(self) -> ctypes.CDLL:
         """Load the operators on recurrent states; compiled on first use.
@@ -190,8 +236,8 @@ class CpuCache:
 
 
 _loaded: CpuKernels | None = None
-_loaded_operators: set[str] = set()
-"""Names of the libraries whose operators this process has."""
+_loaded_operators: dict[str, ctypes.CDLL] = {}
+"""Further libraries that this process has, by name."""
 _failure: str | None = None
 _lock = Lock()
 

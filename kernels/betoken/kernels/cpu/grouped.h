@@ -88,7 +88,7 @@ struct GroupedLayout {
 
 // Halves have no vector type everywhere: their bits as floats are 2^-112 of them, subnormal ones too.
 inline Native half_to_float(const uint8_t* from) {
-#if defined(__AVX512F__)
+#if defined(BETOKEN_WIDE)
   return (Native)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #elif defined(__F16C__) && defined(__AVX__)
   return (Native)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -101,7 +101,7 @@ inline Native half_to_float(const uint8_t* from) {
 }
 
 inline NativeInts load_bytes(const uint8_t* from, bool is_signed) {
-#if defined(__AVX512F__)  // of the conversion below GCC makes numbers one by one
+#if defined(BETOKEN_WIDE)  // of the conversion below GCC makes numbers one by one
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return (NativeInts)(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 #elif defined(__AVX2__)
@@ -192,7 +192,7 @@ inline NativeBits load_plane(const uint8_t* plane, int lane, int k) {
 }
 
 inline Native look_up(const float* table, NativeBits codes) {
-#if defined(__AVX512F__)
+#if defined(BETOKEN_WIDE)
   return (Native)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(table));
 #else
   Native found;

@@ -32,6 +32,12 @@ class PackedWeight:
     code: int
     """The format's number, which operators take."""
 
+    @property
+    def format_name(self) -> str:
+        """Kind and group of the codes."""
+        kind = next(kind for kind, number in _CODES.items() if number == self.code & 255)
+        return f"{kind} codes in groups of {self.code >> 32}"
+
     @classmethod
     def of(cls, weight: Grouped) -> "PackedWeight":
         """Pack, inputs in the order of the codes; the source may be freed afterwards. The CPU kernels must be

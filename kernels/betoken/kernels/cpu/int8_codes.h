@@ -17,9 +17,9 @@ inline NativeInts spread(const void* x) {
 // Products of unsigned bytes and signed ones, by pairs, and sums of neighbours. Neither overflows for codes of at most
 // 6 bits and x from -127 on.
 inline NativeShorts multiply_bytes(NativeWords weights, NativeInts x) {
-#if defined(__AVX512BW__)
+#if defined(BETOKEN_WIDE) && defined(__AVX512BW__)
   return (NativeShorts)_mm512_maddubs_epi16((__m512i)weights, (__m512i)x);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__) && !defined(BETOKEN_WIDE)
   return (NativeShorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)x);
 #else
   const NativeShorts values = (NativeShorts)x;
@@ -27,15 +27,27 @@ inline NativeShorts multiply_bytes(NativeWords weights, NativeInts x) {
 #endif
 }
 inline NativeInts multiply_words(NativeShorts weights, NativeShorts x) {
-#if defined(__AVX512BW__)
+#if defined(BETOKEN_WIDE) && defined(__AVX512BW__)
   return (NativeInts)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__) && !defined(BETOKEN_WIDE)
   return (NativeInts)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
 #else
   const NativeInts left = (NativeInts)weights, right = (NativeInts)x;
   return ((left << 16) >> 16) * ((right << 16) >> 16) + (left >> 16) * (right >> 16);
 #endif
 }
+
+#if defined(BETOKEN_BYTE_DOTS)
+inline NativeInts add_products(NativeInts sum, NativeWords weights, NativeInts x) {
+#if defined(BETOKEN_WIDE)
+  return (NativeInts)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+#elif defined(__AVX512VNNI__)
+  return (NativeInts)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)weights, (__m256i)x);
+#else
+  return (NativeInts)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, (__m256i)x);
+#endif
+}
+#endif
 
 // A step's codes for kNative columns from `lane` on.
 template <int LAYOUT>
@@ -53,17 +65,15 @@ struct ByteCodes {
     }
   }
 
-  // Sums of codes times x over BLOCK k, the part-th of the step.
+  // Sums of codes times x over BLOCK k, the part-th of the step, added to `sum`.
   template <int BLOCK>
-  NativeInts dot(int part, const int8_t* x) const {
+  NativeInts dot(int part, const int8_t* x, NativeInts sum) const {
     constexpr int kNum = BLOCK / 4;
     const NativeWords* codes = fours + part * kNum;
     x += part * BLOCK;
-    NativeInts sum = {};
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(BETOKEN_BYTE_DOTS)
 #pragma GCC unroll 8
-    for (int i = 0; i < kNum; ++i)
-      sum = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes[i], (__m512i)spread(x + i * 4));
+    for (int i = 0; i < kNum; ++i) sum = add_products(sum, codes[i], spread(x + i * 4));
 #else
     constexpr int kMost = kMostSums < kNum ? kMostSums : kNum;
 #pragma GCC unroll 4
@@ -78,18 +88,27 @@ struct ByteCodes {
   }
 };
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(BETOKEN_BYTE_DOTS)
 template <>
 struct ByteCodes<kBytes> : ByteCodes<kNibbles> {
   ByteCodes() = default;
   ByteCodes(const uint8_t* step, int lane) {
+#if defined(BETOKEN_WIDE)
     alignas(64) static constexpr uint16_t kPairs[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i order = _mm512_load_si512(kPairs);
+#endif
 #pragma GCC unroll 8
     for (int i = 0; i < kFours; ++i) {
-      const uint8_t* pairs = step + (i / 2 * 2 + lane / 16) * tile_bytes(kBytes) + i % 2 * 64;
+      const uint8_t* pairs = step + (i / 2 * 2 + lane / 16) * tile_bytes(kBytes) + i % 2 * 64 + lane % 16 * 2;
+#if defined(BETOKEN_WIDE)
       fours[i] = (NativeWords)_mm512_permutexvar_epi16(order, _mm512_loadu_si512(pairs)) ^ 0x8080;
+#else
+      const __m128i even = _mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs));
+      const __m128i odd = _mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs + 32));
+      const __m256i four = _mm256_set_m128i(_mm_unpackhi_epi16(even, odd), _mm_unpacklo_epi16(even, odd));
+      fours[i] = (NativeWords)four ^ 0x8080;
+#endif
     }
   }
 };
@@ -108,8 +127,7 @@ struct ByteCodes<kBytes> {
   }
 
   template <int BLOCK>
-  NativeInts dot(int part, const int16_t* x) const {
-    NativeInts sum = {};
+  NativeInts dot(int part, const int16_t* x, NativeInts sum) const {
 #pragma GCC unroll 16
     for (int i = part * BLOCK / 2; i < (part + 1) * BLOCK / 2; ++i)
       sum += multiply_words(pairs[i], (NativeShorts)spread(x + i * 2));

@@ -8,9 +8,16 @@
 namespace betoken {
 
 constexpr int kRowBlockInputs = 32;
+constexpr int kByteTileRows = 16;
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-constexpr bool kHasByteDots = true;  // unsigned times signed bytes, four at a time
+// Unsigned times signed bytes, four at a time.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define BETOKEN_BYTE_DOTS
+#elif defined(__AVXVNNI__) && !defined(BETOKEN_WIDE)
+#define BETOKEN_BYTE_DOTS
+#endif
+#if defined(BETOKEN_BYTE_DOTS)
+constexpr bool kHasByteDots = true;
 #else
 constexpr bool kHasByteDots = false;
 #endif
@@ -31,7 +38,7 @@ struct Int8Rows {
   std::vector<int8_t> bytes;    // [k / 32][rows][32]
   std::vector<int16_t> words;   // in their place if words are multiplied
   std::vector<float> scales;    // [k / 32][rows]
-  std::vector<int32_t> zeros;   // [k / block][rows]: sums of codes times the zero of the weight's codes
+  std::vector<int32_t> starts;  // [k / block][rows]: less sums of codes times the zero of the weight's codes
   std::vector<float> sums;      // [k / block][rows]: sums of codes times the scale
 
   template <int LAYOUT>
@@ -45,9 +52,9 @@ struct Int8Rows {
     rows = num_rows;
     k = num_inputs;
     if (multiplies_words(layout)) words.resize(rows * k);
-    else bytes.resize(rows * k);
+    else bytes.resize(rows * k + kByteTileRows * kRowBlockInputs);  // tiles read sixteen rows, however many there are
     scales.resize(rows * k / kRowBlockInputs);
-    zeros.resize(rows * k / block);
+    starts.resize(rows * k / block);
     sums.resize(rows * k / block);
   }
 };
@@ -62,7 +69,7 @@ inline float round_block(const float* x, int32_t* codes) {
     const NativeInts size = (NativeInts)parts[i] & 0x7fffffff;  // ordered as the floats, NaN above all
     most = size > most ? size : most;
   }
-#if defined(__AVX512F__)
+#if defined(BETOKEN_WIDE)
   const int32_t bits = _mm512_reduce_max_epi32((__m512i)most);
 #else
   int32_t bits = 0;
@@ -84,7 +91,7 @@ inline float round_block(const float* x, int32_t* codes) {
 // Codes of a block to their places.
 template <int LAYOUT, class Code>
 inline void store_codes(const int32_t* codes, Code* out) {
-#if defined(__AVX512F__)
+#if defined(BETOKEN_WIDE)
   if constexpr (sizeof(Code) == 1) {
     const __m128i order = LAYOUT == kBytes ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
                                            : _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
@@ -109,10 +116,20 @@ inline void round_row(const float* x, int64_t row, int zero, Int8Rows& to) {
     for (int part = 0; part < kParts; ++part) {
       int32_t sum = 0;
       for (int i = 0; i < BLOCK; ++i) sum += codes[part * BLOCK + i];
-      to.zeros[(block * kParts + part) * to.rows + row] = sum * (zero + added_zero(LAYOUT));
+      to.starts[(block * kParts + part) * to.rows + row] = -sum * (zero + added_zero(LAYOUT));
       to.sums[(block * kParts + part) * to.rows + row] = float(sum) * scale;
     }
   }
+}
+
+inline void round_row(const GroupedFormat& format, const float* x, int64_t row, Int8Rows& to) {
+  with_layout(format.layout(), [&](auto layout) {
+    constexpr int kLayout = decltype(layout)::value;
+    if constexpr (kLayout != kFloat8) {
+      if (dot_block(format) == 32) round_row<kLayout, 32>(x, row, format.zero, to);
+      else round_row<kLayout, 16>(x, row, format.zero, to);
+    }
+  });
 }
 
 }  // namespace betoken

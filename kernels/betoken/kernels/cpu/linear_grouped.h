@@ -2,6 +2,7 @@
 // decoded once for all rows. Where bf16 is not multiplied in pairs, weights become the floats that they stand for, and
 // every output is one sum over K in order.
 #pragma once
+#include "grouped_choice.h"
 #include "grouped_bytes.h"
 #include "grouped_ends.h"
 #include "linear_grouped_dots.h"
@@ -106,15 +107,16 @@ inline void integers_one(const GroupedColumns& columns, const float* x, float* k
 
 constexpr int kMostRows = kNative == 16 ? 8 : kNative == 8 ? 3 : 1;  // whose sums registers hold
 
-// Rows of x [rows, k] over 32 k from `from` on: kept sums [rows][32].
-inline void multiply_decoded(const float* x, int64_t rows, int64_t k, const float* weights, int64_t from, float* kept) {
-  by_even_rows<kMostRows>(rows, [&](auto num_rows, int64_t row) {
+// Rows of x [rows, k], at most `most` a pass, over 32 k from `from` on: kept sums [rows][32].
+inline void multiply_decoded(const float* x, int64_t rows, int most, int64_t k, const float* weights, int64_t from,
+                             float* kept) {
+  by_even_rows<kMostRows>(rows, most, [&](auto num_rows, int64_t row) {
     grouped_vectors<decltype(num_rows)::value>(x + row * k + from, k, weights, kept + row * kColumns);
   });
 }
 
 template <int LAYOUT, bool HAS_ZEROS>
-inline void integers_group(const GroupedColumns& columns, const float* x, int64_t rows, float* kept) {
+inline void integers_group(const GroupedColumns& columns, const float* x, int64_t rows, int most, float* kept) {
   if (rows == 1) return integers_one<LAYOUT, HAS_ZEROS>(columns, x, kept);
   const int block = dot_block(columns.at.format);
   alignas(64) float weights[32 * kColumns];
@@ -123,26 +125,26 @@ inline void integers_group(const GroupedColumns& columns, const float* x, int64_
 #pragma GCC unroll 8
       for (int i = 0; i < kQuarter; ++i) store_native(weights + (k + i) * kColumns + lane, numbers[i]);
     });
-    multiply_decoded(x, rows, columns.at.k, weights, from, kept);
+    multiply_decoded(x, rows, most, columns.at.k, weights, from, kept);
   });
 }
 
 // The sums of a group's columns, [rows][32], zeros before.
 template <int CODE>
-inline void grouped_group(const GroupedColumns& columns, const float* x, int64_t rows, float* kept) {
+inline void grouped_group(const GroupedColumns& columns, const float* x, int64_t rows, int most, float* kept) {
   constexpr bool kHasOthers = CODE == kFloat8 || CODE == kBytes || CODE == kNibbles || CODE == kThrees;
   const GroupedFormat& format = columns.at.format;
   if constexpr (CODE != kFloat8) {
     if (!kHasOthers || (!format.is_table() && format.factor() == 1)) {
-      if (!is_zero_exact(format)) return integers_group<CODE, true>(columns, x, rows, kept);
-      return integers_group<CODE, false>(columns, x, rows, kept);
+      if (!is_zero_exact(format)) return integers_group<CODE, true>(columns, x, rows, most, kept);
+      return integers_group<CODE, false>(columns, x, rows, most, kept);
     }
   }
   if constexpr (kHasOthers) {
     alignas(64) float weights[32 * kColumns];
     for (int64_t from = 0; from < columns.at.k; from += 32) {
       decode_floats<CODE>(columns, from, weights);
-      multiply_decoded(x, rows, columns.at.k, weights, from, kept);
+      multiply_decoded(x, rows, most, columns.at.k, weights, from, kept);
     }
   }
 }
@@ -153,6 +155,18 @@ inline void widen(GroupedLinear<bf16>& job, std::vector<float>& floats) {
   floats.resize(job.rows * job.at.k);
   for (int64_t i = 0; i < job.rows * job.at.k; i += kLanes) store16(&floats[i], load16(job.x + i));
   job.floats = floats.data();
+}
+
+// Numbers of rows in a pass over weights, which change no bit; fewer if registers hold fewer.
+struct RowsAPass {
+  const char* name;
+  int num;
+};
+constexpr RowsAPass kRowsAPass[] = {{"8 rows a pass", kMostChunkRows}, {"4 rows a pass", 4}, {"2 rows a pass", 2}};
+
+inline Choices& exact_choices() {
+  static Choices choices;
+  return choices;
 }
 
 inline bool multiply_in_pairs(GroupedLinear<float>&) { return false; }
@@ -178,15 +192,16 @@ inline bool multiply_in_pairs(GroupedLinear<bf16>& job) {
 
 template <class T>
 void linear_grouped(GroupedLinear<T> job) {
+  job.rows_a_pass = kRowsAPass[exact_choices().of(job.at.format, job.rows)].num;
   if (multiply_in_pairs(job)) return;
   static thread_local std::vector<float> floats;
   widen(job, floats);
-  void (*multiply)(const GroupedColumns&, const float*, int64_t, float*) = nullptr;
+  void (*multiply)(const GroupedColumns&, const float*, int64_t, int, float*) = nullptr;
   with_layout(job.at.format.layout(), [&](auto code) { multiply = grouped_group<decltype(code)::value>; });
   over_groups(job, [&](int group) {
     static thread_local std::vector<float> kept;
     kept.assign(job.rows * kColumns, 0.0f);
-    multiply(job.columns(group), job.floats, job.rows, kept.data());
+    multiply(job.columns(group), job.floats, job.rows, job.rows_a_pass, kept.data());
     job.finish_group(group, kept.data());
   });
 }

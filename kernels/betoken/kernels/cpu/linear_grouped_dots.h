@@ -25,14 +25,15 @@ inline void finish_tile(const GroupedLinear<bf16>& job, int64_t group, int64_t r
   if (column < job.out.n) job.out.finish(row, column, F16{{(Native)total}});
 }
 
-// Rows [0, R), over BLOCKS blocks from block `first` of a chunk on, `from` of K: side by side, as their sums do not meet.
+// Rows [row, row + R), over BLOCKS blocks from block `first` of a chunk on, `from` of K: side by side, as their sums do
+// not meet.
 template <int R, int CODE, int BLOCK, int BLOCKS>
-[[gnu::always_inline]] inline void few_blocks(const GroupedLinear<bf16>& job, const DotCodes<CODE>& codes,
+[[gnu::always_inline]] inline void few_blocks(const GroupedLinear<bf16>& job, int64_t row, const DotCodes<CODE>& codes,
                                               const uint8_t* step, const DotEnds& ends, int first, int64_t from,
                                               __m512 (&totals)[R][2]) {
   constexpr int kQuarters = BLOCK / kQuarter;
   const int64_t k = job.at.k;
-  const bf16* x = job.x + from;
+  const bf16* x = job.x + row * k + from;
   const int begun = BLOCK % kStep && BLOCKS == 1 ? int(from % kStep) / kQuarter : 0;
   __m512 sums[BLOCKS][R][2] = {};
 #pragma GCC unroll 4
@@ -52,7 +53,7 @@ template <int R, int CODE, int BLOCK, int BLOCKS>
     }
 #pragma GCC unroll 4
   for (int b = 0; b < BLOCKS; ++b) {
-    const float* x_sums = job.x_sums ? job.x_sums + (from / BLOCK + b) * job.rows : nullptr;
+    const float* x_sums = job.x_sums ? job.x_sums + (from / BLOCK + b) * job.rows + row : nullptr;
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -63,7 +64,7 @@ template <int R, int CODE, int BLOCK, int BLOCKS>
 
 // Few rows: codes become weights in registers.
 template <int R, int CODE, int BLOCK>
-inline void grouped_few(const GroupedLinear<bf16>& job, int64_t group) {
+inline void grouped_few(const GroupedLinear<bf16>& job, int64_t group, int64_t row) {
   constexpr int kBlocks = R == 1 ? 4 : R <= 3 ? 2 : 1;  // as many sums as hide how long a dot product takes
   const GroupedColumns columns = job.columns(group);
   const DotCodes<CODE> codes(job.at.format);
@@ -78,15 +79,15 @@ inline void grouped_few(const GroupedLinear<bf16>& job, int64_t group) {
     int i = 0;
     auto add = [&](auto blocks) {
       for (int b = 0; b < blocks; ++b) ahead.ask();
-      few_blocks<R, CODE, BLOCK, decltype(blocks)::value>(job, codes, steps + i * BLOCK / kStep * step_bytes(CODE), ends,
-                                                          i, from + i * BLOCK, totals);
+      few_blocks<R, CODE, BLOCK, decltype(blocks)::value>(job, row, codes, steps + i * BLOCK / kStep * step_bytes(CODE),
+                                                          ends, i, from + i * BLOCK, totals);
       i += blocks;
     };
     while (i + kBlocks <= num_blocks) add(std::integral_constant<int, kBlocks>());
     while (i < num_blocks) add(std::integral_constant<int, 1>());
   }
   for (int r = 0; r < R; ++r)
-    for (int tile = 0; tile < 2; ++tile) finish_tile(job, group, r, tile, totals[r][tile]);
+    for (int tile = 0; tile < 2; ++tile) finish_tile(job, group, row + r, tile, totals[r][tile]);
 }
 
 // The weights of some k, decoded: bf16 [pairs of k][2 tiles][32], and the ends of their blocks.
@@ -147,8 +148,9 @@ inline void grouped_chunk(const GroupedLinear<bf16>& job, const DotChunk& chunk,
 template <int CODE, int BLOCK>
 inline void grouped_dots(const GroupedLinear<bf16>& job, int64_t group) {
   if (job.rows <= kMostDotRows)
-    return by_even_rows<kMostDotRows>(
-        job.rows, [&](auto num_rows, int64_t) { grouped_few<decltype(num_rows)::value, CODE, BLOCK>(job, group); });
+    return by_even_rows<kMostDotRows>(job.rows, job.rows_a_pass, [&](auto num_rows, int64_t row) {
+      grouped_few<decltype(num_rows)::value, CODE, BLOCK>(job, group, row);
+    });
   static thread_local DotChunk chunk;
   static thread_local std::vector<float> kept;
   kept.assign(job.rows * kColumns, 0.0f);
@@ -158,7 +160,7 @@ inline void grouped_dots(const GroupedLinear<bf16>& job, int64_t group) {
   for (int64_t from = 0; from < job.at.k; from += kDepthChunk) {
     const int64_t end = std::min<int64_t>(from + kDepthChunk, job.at.k);
     decode_chunk<CODE, BLOCK>(columns, codes, from, end, chunk);
-    by_even_rows<kMostChunkRows>(job.rows, [&](auto num_rows, int64_t row) {
+    by_even_rows<kMostChunkRows>(job.rows, job.rows_a_pass, [&](auto num_rows, int64_t row) {
       grouped_chunk<decltype(num_rows)::value, BLOCK>(job, chunk, row, from, end, ahead, kept.data());
     });
   }

@@ -8,6 +8,8 @@
 
 namespace betoken {
 
+constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals next to the sums, and with totals in memory
+
 template <class T>
 struct GroupedLinear {
   const T* x;             // [rows, k], k padded
@@ -17,6 +19,7 @@ struct GroupedLinear {
   const GroupedLayout& at;
   const float* floats = nullptr;  // x, unless it is multiplied in pairs
   const float* x_sums = nullptr;  // [k / block, rows], where offsets ask for them
+  int rows_a_pass = kMostChunkRows;
 
   GroupedColumns columns(int64_t group) const { return {at, packed + group * at.bytes}; }
 
@@ -28,14 +31,14 @@ struct GroupedLinear {
   }
 };
 
-constexpr int kMostDotRows = 6, kMostChunkRows = 8;  // with totals next to the sums, and with totals in memory
 constexpr int kDepthChunk = 256;  // k that are decoded at a time for many rows
 
-// operation(integral constant of a number of rows, first row) for as few parts of the rows as MOST rows a part allow, of
-// even size.
+// operation(integral constant of a number of rows, first row) for as few parts of the rows as `most` rows a part allow,
+// and no more than MOST, of even size.
 template <int MOST, class Operation>
-inline void by_even_rows(int64_t rows, Operation operation) {
-  const int64_t num_parts = (rows + MOST - 1) / MOST;
+inline void by_even_rows(int64_t rows, int most, Operation operation) {
+  most = std::min(most, MOST);
+  const int64_t num_parts = (rows + most - 1) / most;
   for (int64_t part = 0; part < num_parts; ++part) {
     const int64_t row = rows * part / num_parts, num_rows = rows * (part + 1) / num_parts - row;
     [&]<int... I>(std::integer_sequence<int, I...>) {

@@ -83,4 +83,15 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
 
 }  // namespace betoken
 
-extern "C" void betoken_share_pool(void* pool) { betoken::Pool::share(pool); }
+extern "C" {
+
+void betoken_share_pool(void* pool) { betoken::Pool::share(pool); }
+
+const char* betoken_exact_candidate(int index) {
+  return index < int(std::size(betoken::kRowsAPass)) ? betoken::kRowsAPass[index].name : nullptr;
+}
+
+void betoken_exact_choose(int64_t format, int64_t rows, int candidate) {
+  betoken::exact_choices().choose(betoken::GroupedFormat::of(format), rows, candidate);
+}
+}

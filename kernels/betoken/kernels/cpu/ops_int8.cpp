@@ -42,4 +42,21 @@ TORCH_LIBRARY_IMPL(betoken, CPU, library) {
 
 }  // namespace betoken
 
-extern "C" void betoken_share_int8_pool(void* pool) { betoken::Pool::share(pool); }
+extern "C" {
+
+void betoken_share_int8_pool(void* pool) { betoken::Pool::share(pool); }
+
+// variants: `betoken_int8_variants` of another library.
+void betoken_int8_add(void (*variants)(void* candidates, bool has_byte_dots)) {
+  variants(&betoken::int8_candidates(), betoken::kHasByteDots);
+}
+
+const char* betoken_int8_candidate(int index) {
+  const betoken::Int8Candidates& candidates = betoken::int8_candidates();
+  return index < candidates.num ? candidates.all[index].name : nullptr;
+}
+
+void betoken_int8_choose(int64_t format, int64_t rows, int candidate) {
+  betoken::int8_choices().choose(betoken::GroupedFormat::of(format), rows, candidate);
+}
+}

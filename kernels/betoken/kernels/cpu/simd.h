@@ -5,7 +5,7 @@
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AMX_TILE__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -15,8 +15,11 @@ namespace betoken {
 constexpr int kLanes = 16;
 
 // A vector as wide as the processor's own. Of wider ones compilers make numbers one by one, or parts through memory, so
-// sixteen lanes are a row of these.
-#if defined(__AVX512F__)
+// sixteen lanes are a row of these. BETOKEN_NARROW: of half the width, with the instructions of AVX512.
+#if defined(__AVX512F__) && !defined(BETOKEN_NARROW)
+#define BETOKEN_WIDE
+#endif
+#if defined(BETOKEN_WIDE)
 constexpr int kNative = 16;
 #elif defined(__AVX__)
 constexpr int kNative = 8;
@@ -84,7 +87,7 @@ inline Native load_native(const float* from) {
   return x;
 }
 inline Native load_native(const bf16* from) {
-#if defined(__AVX512F__)  // the compiler makes two halves of the conversion below and joins them
+#if defined(BETOKEN_WIDE)  // the compiler makes two halves of the conversion below and joins them
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   return (Native)_mm512_slli_epi32(bits, 16);
 #endif
@@ -161,11 +164,15 @@ inline F16 tanh16(F16 x) {
   return 1.0f - 2.0f / (exp16(2.0f * limited) + 1.0f);
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AMX_TILE__)
 // Linux grants a process the tile registers on request.
-inline bool has_tiles() {
+inline bool tiles_granted() {
+#if defined(BETOKEN_TILES_GRANTED)
+  return BETOKEN_TILES_GRANTED;
+#else
   static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return granted;
+#endif
 }
 
 struct alignas(64) TileConfig {
@@ -173,9 +180,16 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 };
-#else
-inline bool has_tiles() { return false; }
 #endif
+
+// Whether products of bf16 run by tiles.
+inline bool has_tiles() {
+#if defined(__AMX_BF16__)
+  return tiles_granted();
+#else
+  return false;
+#endif
+}
 
 // Whether dot products of bf16 pairs (AVX512-BF16) are to be used. Intel's processors run them at half the pace of float
 // multiply-adds; their tiles are the fast path, if the hypervisor exposes them. -DBETOKEN_DOTS=true or false decides.
