@@ -95,3 +95,21 @@ def test_a_sequence_whose_drafts_fail_pauses_and_drafts_again() -> None:
     assert bad.is_paused
     bad.add_tokens(1000)
     assert not bad.is_paused and bad.next(CODER, 16) == 1
+
+
+def test_short_answers_of_a_model_that_was_wrong_are_drafted_for_again() -> None:
+    """Each is shorter than the pause of a sequence without drafts."""
+    lengths = DraftLengths()
+    wrong = lengths.open()
+    for _ in range(400):
+        wrong.add(2, 0)
+    wrong.close()
+    num_tokens = 0
+    while num_tokens < 20_000:
+        answer = lengths.open()
+        if answer.next(RoundTime(0.010, 0.001, 0.002), 16):
+            break
+        answer.add_tokens(16)
+        num_tokens += 16
+        answer.close()
+    assert 2_000 < num_tokens < 20_000

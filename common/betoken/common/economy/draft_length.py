@@ -26,6 +26,9 @@ _SEQUENCE_WEIGHT = 8.0
 """Weight of the mean acceptance of all sequences for a new one, in tokens."""
 _RECONSIDERED_AFTER = 32
 """Tokens without a draft after which a sequence that had length 0 drafts again."""
+_RELAX_TOKENS = 2000
+"""Tokens of sequences with length 0 in which the evidence moves to the prior, to 1 / e of its distance. Answers shorter
+than the pause above would otherwise never draft again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,11 @@ class SequenceDraftLength:
 
     def add_tokens(self, num_tokens: int) -> None:
         """Add committed tokens."""
-        self._num_tokens = self._num_tokens + num_tokens if self._rung == 0 else 0
+        if self._rung == 0:
+            self._num_tokens += num_tokens
+            self._lengths.acceptance.relax(num_tokens / _RELAX_TOKENS)
+        else:
+            self._num_tokens = 0
 
     def add(self, num_draft_tokens: int, num_accepted: int) -> None:
         """Add the result of a chain."""

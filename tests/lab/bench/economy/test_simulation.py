@@ -92,6 +92,11 @@ def test_a_rule_against_faults_pays_in_its_fault_scenario(rule, name):
         assert mean(speed(name, seed) for seed in range(2)) < 0.95 * usual
 
 
+def test_a_model_that_recovers_drafts_short_answers_again():
+    """Evidence that did not relax while lengths were 0: 1.03."""
+    assert mean(speed("recovered-model", seed) / speed("recovered-model", seed, "none") for seed in range(2)) > 1.5
+
+
 def test_trials_by_all_sequences_pay_for_fixed_draft_lengths():
     """Lengths by price draft enough of a model that recovers without this rule."""
     with switched_off("draft length: by price"):
