@@ -71,6 +71,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "failures": (traffic.failures + http.failures)[:_NUM_PRINTED],
         "http_answers_compared": http.num_compared,
         "streams_resumed": traffic.num_resumes,
+        "ahead_hits": traffic.num_ahead_hits,
         "faults_injected": sum(faults.counts.values()) + sum(hostile.counts.values()),
         "faults": dict((faults.counts + hostile.counts).most_common()),
         "service_faults": (faults.found + hostile.found)[:_NUM_PRINTED],

@@ -18,6 +18,8 @@ _TEXTS = (
     "Once upon a time there was a",
 )
 _MAX_NEW_TOKENS = (8, 32, 96)
+_SPECULATION: tuple[GenerateOptions, ...] = ({}, {"drafter": "model", "num_draft_tokens": 4})
+"""The router's default, and drafts that overlapped rounds push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Traffic:
     num_compared: int = 0
     num_equal: int = 0
     num_resumes: int = 0
+    num_ahead_hits: int = 0
+    """Drafts begun ahead; only drafts of `model` are pushed to the router."""
     failures: list[str] = field(default_factory=list)
     """Answers that ended in an error, in words."""
 
@@ -64,8 +68,9 @@ class Traffic:
         chance = random.Random(seed)
         while not ends.is_set():
             case = chance.choice(self.cases)
+            options: GenerateOptions = {**case.options, **chance.choice(_SPECULATION)}
             try:
-                completion = await self.client.complete(case.prompt, **case.options)
+                completion = await self.client.complete(case.prompt, **options)
             except BetokenError as error:
                 self.failures.append(f"{error.code.name}: {error}")
                 await asyncio.sleep(0.5)
@@ -73,3 +78,4 @@ class Traffic:
             self.num_compared += 1
             self.num_equal += tuple(completion.output_ids) == case.output_ids
             self.num_resumes += completion.num_resumes
+            self.num_ahead_hits += completion.speculation.num_ahead_hits
