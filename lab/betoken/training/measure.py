@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from betoken.drafters.eagle3.checkpoint import LoadedLayer, load_layer
 from betoken.drafters.eagle3.drafter import EagleDrafter
 from betoken.drafters.eagle3.forward import LayerForward
 from betoken.drafters.eagle3.module import Eagle3Layer
+from betoken.drafters.model.drafter import ModelDrafter
 from betoken.drafters.ngram.drafter import NgramDrafter
 from betoken.drafters.shared_pages import SharedPages
 from betoken.drafters.side.files import TargetShape
@@ -26,7 +28,7 @@ from betoken.engine.bring_up.load import load_runner
 from betoken.engine.config import EngineConfig
 from betoken.engine.page_table import PageTable
 from betoken.engine.runner import ModelRunner
-from betoken.training import draft, eagle3, eagle3_layer, medusa, pard
+from betoken.training import draft, eagle3, eagle3_layer, medusa
 from betoken.training.answers import ParamsOf, cycled_params, write_answers
 from betoken.training.block_efficiency import Rounds
 from betoken.training.medusa_heads import WEIGHTS_FILE, load_heads
@@ -107,11 +109,26 @@ def measure_ngram(samples: Sequence[Sample]) -> Found:
 
 
 def measure_model(teacher: Teacher, folder: Path, samples: Sequence[Sample]) -> Found:
-    """With chains of a draft model; a PARD model by the length of chains."""
+    """With chains of a draft model."""
     model = Teacher.load(str(folder), "bfloat16", str(teacher.device)).model
-    if (mask_token_id := getattr(model.config, "pard_token", None)) is not None:
-        return {f"chain of {num}": pard.parallel_rounds(model, mask_token_id, num, samples) for num in TREES}
     return {f"chain of {draft.CHAIN}": draft.agreement(teacher, model, samples).rounds}
+
+
+def measure_pard(folder: Path, samples: Sequence[Sample], threads: int, device: str) -> Found:
+    """By the length of the served drafter's chains: rows of rounds alone, not of drafts after every token.
+
+    Raises:
+        ModelRefusedError: the model cannot be served.
+    """
+    config = EngineConfig(str(folder), num_threads=threads, device=device, compile="off")
+    num_pages = sum((len(sample.ids) + max(TREES)) // config.page_size + 2 for sample in samples)
+    runner = load_runner(replace(config, num_pages=num_pages))
+    found: Found = {}
+    for num in TREES:
+        num_rows = runner.max_num_batched_tokens
+        drafter = ModelDrafter(runner, num_rows, num_rows, mask_token_id=runner.info.mask_token_id)
+        found[f"chain of {num}"] = replay(drafter, samples, num)
+    return found
 
 
 def measure(teacher: Teacher, folder: Path, samples: Sequence[Sample], threads: int) -> Found:
@@ -120,9 +137,12 @@ def measure(teacher: Teacher, folder: Path, samples: Sequence[Sample], threads: 
         return measure_ngram(samples)
     if (folder / WEIGHTS_FILE).exists():
         return measure_medusa(teacher, folder, samples)
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
+    described = json.loads((folder / "config.json").read_text())
+    names = described.get("architectures") or [""]
     if "Eagle3" in names[0]:
         return measure_eagle3(teacher, folder, samples, threads)
+    if described.get("pard_token") is not None:
+        return measure_pard(folder, samples, threads, str(teacher.device))
     return measure_model(teacher, folder, samples)
 
 
