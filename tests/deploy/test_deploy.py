@@ -214,9 +214,9 @@ def test_ranks_of_a_verify_worker_have_gpus_and_shared_memory(monkeypatch):
     settings = parse(*module_and_environment(service), monkeypatch)
     (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert devices["device_ids"] == ["0,1"]
-    assert settings.devices == ("cuda:0", "cuda:1") and settings.pipeline == 2
+    assert settings.devices == ("cuda:0", "cuda:1") and settings.tensor_parallel == 2
     size = int(service["shm_size"].removesuffix("gb")) << 30
-    assert shared_memory_finding(settings.pipeline, on_gpu=True, free_bytes=size).level == "ok"
+    assert shared_memory_finding(settings.tensor_parallel, on_gpu=True, free_bytes=size).level == "ok"
 
 
 def test_a_further_verify_worker_as_the_page_shows_it(monkeypatch):

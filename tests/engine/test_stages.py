@@ -219,12 +219,6 @@ def test_hidden_states_of_gpus_are_exchanged_by_their_own_backend(monkeypatch: p
         assert last._tensors is last._link
 
 
-def test_columns_are_not_shared_on_gpus(tmp_path: Path) -> None:
-    with joined(2) as groups, pytest.raises(ModelRefusedError, match="--tensor-parallel: must be 1 on GPUs"):
-        config = config_of(save_tiny(tmp_path, "llama"), device="cuda:0", ranks=groups[0])
-        load_part(config, lambda stage, fraction: None)
-
-
 def test_a_stage_that_fails_ends_the_exchange_of_the_next() -> None:
     found: list[Tensor | RankLostError] = []
     with joined(2, 2) as groups:

@@ -63,6 +63,15 @@ def test_a_linear_row_has_the_same_bits_in_any_batch(shape, dtype, device, takes
             assert torch.equal(linear(x[-num_rows:].contiguous(), weight, bias), together[-num_rows:])
 
 
+def test_a_part_of_a_layer_has_the_bits_of_the_whole(device, takes_triton):
+    x, weight, bias = make(3, 4096, 512, torch.float32, device)
+    with takes_triton():
+        whole = linear(x, weight, bias)
+        for part in (slice(0, 2048), slice(2048, 4096), slice(64, 192)):
+            assert torch.equal(linear(x, weight[part], bias[part], whole_outputs=4096), whole[:, part])
+        assert not torch.equal(linear(x, weight[:64], bias[:64]), whole[:, :64])  # another order of the same terms
+
+
 @pytest.mark.parametrize("num_rows", [16, 17, 32, 33, 64, 65, 128, 129])
 def test_tiles_of_every_height_sum_every_term_once(num_rows, device, takes_triton):
     generator = torch.Generator().manual_seed(num_rows)

@@ -101,7 +101,7 @@ def _join(graph: fx.GraphModule, group: list[tuple[fx.Node, RowLinear]], name: s
     with graph.graph.inserting_before(first):
         weight = graph.graph.get_attr(name)
         bias = graph.graph.get_attr(f"{name}_bias") if biases else None
-        arguments = (first.args[0], weight, bias)
+        arguments = (first.args[0], weight, bias, sum(layer.whole_outputs for layer in layers))
         product = graph.graph.call_function(_ROWS.linear.default, arguments)
         for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
             part = graph.graph.call_function(_ATEN.slice.Tensor, (product, 1, start, end))

@@ -46,44 +46,48 @@ def weight_of(fields: tuple[Any, ...]) -> Grouped:
     )
 
 
-def grouped_rows(x: Tensor, weight: Grouped, bias: Tensor | None, keeps_sums: bool = False) -> Tensor:
+def grouped_rows(
+    x: Tensor, weight: Grouped, bias: Tensor | None, keeps_sums: bool = False, whole_outputs: int = 0
+) -> Tensor:
     """The operator `linear_grouped`, or `linear_grouped_sums`, over the last dimension.
 
-    x [..., K], weight [N, K], bias [N] -> [..., N].
+    x [..., K], weight [N, K], bias [N] -> [..., N]. `whole_outputs`: see `betoken.kernels.linear_grouped`.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     operators: Any = torch.ops.betoken_rows
     operator = operators.linear_grouped_sums if keeps_sums else operators.linear_grouped
-    out: Tensor = operator(rows, bias, *fields_of(weight))
+    out: Tensor = operator(rows, bias, whole_outputs, *fields_of(weight))
     return out.reshape(*x.shape[:-1], -1)
 
 
-def _linear(x: Tensor, bias: Tensor | None, *fields: Any) -> Tensor:
-    return linear_grouped(x, weight_of(fields), bias)
+def _linear(x: Tensor, bias: Tensor | None, whole_outputs: int, *fields: Any) -> Tensor:
+    return linear_grouped(x, weight_of(fields), bias, whole_outputs=whole_outputs)
 
 
-def _linear_sums(x: Tensor, bias: Tensor | None, *fields: Any) -> Tensor:
-    return linear_grouped(x, weight_of(fields), bias, keeps_sums=True)
+def _linear_sums(x: Tensor, bias: Tensor | None, whole_outputs: int, *fields: Any) -> Tensor:
+    return linear_grouped(x, weight_of(fields), bias, keeps_sums=True, whole_outputs=whole_outputs)
 
 
-def _experts(x: Tensor, bias: Tensor | None, expert_ids: Tensor, num: int, *fields: Any) -> Tensor:
-    return expert_linear_grouped(x, weight_of(fields), bias, expert_ids, num)
+def _experts(x: Tensor, bias: Tensor | None, whole_outputs: int, expert_ids: Tensor, num: int, *fields: Any) -> Tensor:
+    return expert_linear_grouped(x, weight_of(fields), bias, expert_ids, num, whole_outputs)
 
 
-def _linear_shape(x: Tensor, bias: Tensor | None, *fields: Any) -> Tensor:
+def _linear_shape(x: Tensor, bias: Tensor | None, whole_outputs: int, *fields: Any) -> Tensor:
     return x.new_empty(x.shape[0], fields[0].shape[0])
 
 
-def _sums_shape(x: Tensor, bias: Tensor | None, *fields: Any) -> Tensor:
+def _sums_shape(x: Tensor, bias: Tensor | None, whole_outputs: int, *fields: Any) -> Tensor:
     return x.new_empty(x.shape[0], fields[0].shape[0], dtype=torch.float32)
 
 
-def _experts_shape(x: Tensor, bias: Tensor | None, expert_ids: Tensor, num: int, *fields: Any) -> Tensor:
+def _experts_shape(
+    x: Tensor, bias: Tensor | None, whole_outputs: int, expert_ids: Tensor, num: int, *fields: Any
+) -> Tensor:
     return x.new_empty(x.shape[0], fields[0].shape[0] // num)
 
 
 def _define(name: str, others: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
-    schema = f"(Tensor x, Tensor? bias, {others}{_WEIGHT}) -> Tensor"
+    schema = f"(Tensor x, Tensor? bias, int whole_outputs, {others}{_WEIGHT}) -> Tensor"
     define_operator(f"{NAMESPACE}::{name}", schema, run, shape)
 
 

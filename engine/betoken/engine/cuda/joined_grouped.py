@@ -15,7 +15,7 @@ from betoken.kernels.linear_grouped.weight import below
 
 _ATEN: Any = torch.ops.aten
 _ROWS: Any = torch.ops.betoken_rows
-_VALUES = 2
+_VALUES = 3
 """Place of a weight's codes among the operator's arguments."""
 
 Reader = tuple[fx.Node, RowGroupedLinear]
@@ -71,7 +71,8 @@ def _join(graph: fx.GraphModule, group: list[Reader], weight: Grouped, name: str
     with graph.graph.inserting_before(first):
         attributes = {key: graph.graph.get_attr(key) for key in named}
         fields = [attributes[places[id(field)]] if isinstance(field, Tensor) else field for field in fields_of(weight)]
-        arguments = (first.args[0], attributes.get(f"{name}_bias"), *fields)
+        whole_outputs = sum(layer.whole_outputs for layer in layers)
+        arguments = (first.args[0], attributes.get(f"{name}_bias"), whole_outputs, *fields)
         product = graph.graph.call_function(_ROWS.linear_grouped.default, arguments)
         for (node, _), start, end in zip(group, bounds, bounds[1:], strict=False):
             part = graph.graph.call_function(_ATEN.slice.Tensor, (product, 1, start, end))

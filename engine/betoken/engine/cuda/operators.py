@@ -65,14 +65,16 @@ class BatchContext:
         return out
 
 
-def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False) -> Tensor:
+def linear_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False, whole_outputs: int = 0
+) -> Tensor:
     """The operator `linear`, or `linear_sums`, over the last dimension.
 
-    x [..., K], weight [N, K], bias [N] -> [..., N].
+    x [..., K], weight [N, K], bias [N] -> [..., N]. `whole_outputs`: see `betoken.kernels.linear`.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     operator: Any = torch.ops.betoken_rows.linear_sums if keeps_sums else torch.ops.betoken_rows.linear
-    out: Tensor = operator(rows, weight, bias)
+    out: Tensor = operator(rows, weight, bias, whole_outputs)
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -159,19 +161,25 @@ def _recur_shape(
     return value.new_empty(value.shape, dtype=torch.float32)
 
 
-def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, whole_outputs: int = 0) -> Tensor:
+    return linear(x, weight, bias, whole_outputs=whole_outputs)
+
+
+def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, whole_outputs: int = 0) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def _linear_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return linear(x, weight, bias, keeps_sums=True)
+def _linear_sums(x: Tensor, weight: Tensor, bias: Tensor | None, whole_outputs: int = 0) -> Tensor:
+    return linear(x, weight, bias, True, whole_outputs)
 
 
-def _linear_sums_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_sums_shape(x: Tensor, weight: Tensor, bias: Tensor | None, whole_outputs: int = 0) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
-def _expert_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
+def _expert_linear_shape(
+    x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor, whole_outputs: int = 0
+) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 
 
@@ -183,11 +191,12 @@ def _define(name: str, schema: str, run: Callable[..., Tensor], shape: Callable[
     define_operator(f"{NAMESPACE}::{name}", schema, run, shape)
 
 
-_define("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", linear, _linear_shape)
-_define("linear_sums", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _linear_sums, _linear_sums_shape)
+_LINEAR = "(Tensor x, Tensor weight, Tensor? bias, int whole_outputs=0) -> Tensor"
+_define("linear", _LINEAR, _linear, _linear_shape)
+_define("linear_sums", _LINEAR, _linear_sums, _linear_sums_shape)
 _define(
     "expert_linear",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor expert_ids) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor expert_ids, int whole_outputs=0) -> Tensor",
     expert_linear,
     _expert_linear_shape,
 )

@@ -15,7 +15,7 @@ from betoken.engine.cuda.forward import CudaForward
 from betoken.engine.cuda.graphs import GraphRecorder
 from betoken.engine.cuda.memory import count_pages, measure_forward
 from betoken.engine.cuda.row_experts import use_row_experts
-from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, replace_grouped
+from betoken.engine.cuda.row_linear import RowLinear, find_row_dependence, order_as_whole, replace_grouped
 from betoken.engine.errors import CompiledModelRefusedError, ModelRefusedError
 from betoken.engine.features import NO_FEATURES, Features
 from betoken.engine.kv_pool import KvPool, LayerShape
@@ -52,6 +52,7 @@ def prepare_cuda(
     replace_grouped(model)
     if config.batch_invariant:
         replace_linears(model, RowLinear)
+        order_as_whole(model)
         use_row_experts(model)
         if reason := find_row_dependence(model):
             raise ModelRefusedError(

@@ -53,12 +53,14 @@ def _product(module: Any, name: str, rows: Tensor, expert_ids: Tensor) -> Tensor
         rows.contiguous(),
         expert_ids.contiguous(),
     )
+    gather: Any = getattr(module, f"gather_{name}", None)
+    whole = 0 if gather is None else gather.keywords["columns"].total  # a rank has some columns of it
     out: Tensor
     if isinstance(weight, ExpertWeights):
         fields, rows = fields_of(weight.grouped), in_orders(rows, weight.orders, expert_ids)
-        out = torch.ops.betoken_rows.expert_linear_grouped(rows, bias, expert_ids, weight.num_experts, *fields)
+        out = torch.ops.betoken_rows.expert_linear_grouped(rows, bias, whole, expert_ids, weight.num_experts, *fields)
     else:
-        out = torch.ops.betoken_rows.expert_linear(rows, _dense(module, weight), bias, expert_ids)
+        out = torch.ops.betoken_rows.expert_linear(rows, _dense(module, weight), bias, expert_ids, whole)
     return out
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from betoken.engine.cuda.grouped_operators import grouped_rows
 from betoken.engine.cuda.operators import linear_rows
 from betoken.engine.cuda.row_experts import first_experts
+from betoken.engine.ranks.layers import RankLinear
 from betoken.engine.weights.layers import GroupedLinear
 
 _COMPANIES = (1, 16, 17, 32, 33, 64, 65, 128, 129)
@@ -24,10 +25,12 @@ class RowLinear(nn.Module):
         """Whether the result is float32, whatever the weight is."""
         self.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.whole_outputs = len(weight)
+        """Outputs of the whole layer, by which sums are ordered; a rank has a part of it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], dtype of the weight or float32."""
-        return linear_rows(x, self.weight, self.bias, self.keeps_sums)
+        return linear_rows(x, self.weight, self.bias, self.keeps_sums, self.whole_outputs)
 
 
 class RowGroupedLinear(GroupedLinear):
@@ -36,10 +39,12 @@ class RowGroupedLinear(GroupedLinear):
     def __init__(self, layer: GroupedLinear) -> None:
         super().__init__(layer.grouped, layer.bias)
         self.keeps_sums = layer.keeps_sums
+        self.whole_outputs = layer.grouped.shape[0]
+        """See `RowLinear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N], dtype of x or float32."""
-        return grouped_rows(x, self.grouped, self.bias, self.keeps_sums)
+        return grouped_rows(x, self.grouped, self.bias, self.keeps_sums, self.whole_outputs)
 
 
 def replace_grouped(model: nn.Module) -> None:
@@ -47,6 +52,13 @@ def replace_grouped(model: nn.Module) -> None:
     for path, layer in list(model.named_modules()):
         if type(layer) is GroupedLinear:
             model.set_submodule(path, RowGroupedLinear(layer))
+
+
+def order_as_whole(model: nn.Module) -> None:
+    """Let the parts of layers that a rank has add up in the order of the whole layers."""
+    for module in model.modules():
+        if isinstance(module, RankLinear) and isinstance(module.own, (RowLinear, RowGroupedLinear)):
+            module.own.whole_outputs = module.columns.total
 
 
 @torch.inference_mode()

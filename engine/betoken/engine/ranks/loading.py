@@ -3,7 +3,6 @@
 from typing import Any
 
 from betoken.engine.config import EngineConfig
-from betoken.engine.errors import ModelRefusedError
 from betoken.engine.model_info import ModelInfo
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks.split import Split
@@ -18,15 +17,10 @@ def load_part(config: EngineConfig, progress: Progress, find_packed: FindPacked 
     """Return what the process of this config has of its model, and the whole model's description.
 
     Raises:
-        ModelRefusedError: see `load_model`; or ranks on GPUs share the columns of layers.
+        ModelRefusedError: see `load_model`.
     """
     if config.ranks is None:
         return load_model(config, progress, find_packed=find_packed)
-    if config.ranks.columns.size > 1 and config.device.startswith("cuda"):
-        raise ModelRefusedError(
-            "--tensor-parallel: must be 1 on GPUs, because the order of a sum there depends on the number of a layer's"
-            " outputs: use --pipeline"
-        )
     return load_model(config, progress, _split(config.ranks, config.shares_embedding))
 
 

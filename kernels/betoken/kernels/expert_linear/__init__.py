@@ -20,7 +20,7 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
 }
 
 
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor, whole_outputs: int = 0) -> Tensor:
     """y[s] = x[s] W[e]^T + b[e], e = expert_ids[s], with float32 products and sums, rounded once at the end.
 
     Args:
@@ -28,6 +28,7 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Te
         weight: [E, N, K], dtype of `x`, any strides: models that keep [E, K, N] give a transposed view.
         bias: [E, N], contiguous, dtype of `x`.
         expert_ids: [S] int64, 0 to E - 1. Read on the device only.
+        whole_outputs: outputs of the layer of which `weight` is a part, whose order of summation it keeps; 0 = N.
 
     Returns:
         [S, N], dtype of `x`. Row s depends on row s of `x` and on its expert's weights and bias only, to the last bit.
@@ -48,4 +49,4 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Te
     checks.check_column("expert_ids", expert_ids, x.shape[0], torch.int64, x.device)
     checks.check_ids("expert_ids", expert_ids, weight.shape[0])
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias, expert_ids)
+    return implementation(x, weight, bias, expert_ids, whole_outputs)

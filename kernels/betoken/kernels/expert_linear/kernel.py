@@ -13,11 +13,11 @@ from triton.runtime.interpreter import InterpretedFunction
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder, add_ranges, choose_row_tile, sum_range
 
 
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert_ids: Tensor, whole_outputs: int) -> Tensor:
     """`betoken.kernels.expert_linear.expert_linear` for validated tensors."""
     num_slots, num_inputs = x.shape
     num_experts, num_outputs, _ = weight.shape
-    order = SumOrder.of(num_outputs, num_inputs, x.dtype)
+    order = SumOrder.of(whole_outputs or num_outputs, num_inputs, x.dtype)
     block_rows, num_stages = choose_row_tile(triton.cdiv(num_slots, num_experts))  # visitors of an expert, on average
     out = torch.empty(num_slots, num_outputs, dtype=x.dtype, device=x.device)
     sums = order.new_sums(out)

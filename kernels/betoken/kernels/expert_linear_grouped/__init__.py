@@ -20,7 +20,9 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
 }
 
 
-def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int) -> Tensor:
+def expert_linear_grouped(
+    x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int, whole_outputs: int = 0
+) -> Tensor:
     """y[s] = x[s] W[e]^T + b[e], e = expert_ids[s], with float32 products and sums, rounded once at the end.
 
     The CPU kernel takes packed weights and is an operator of `betoken.kernels.cpu`.
@@ -31,6 +33,7 @@ def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, exper
         bias: [E, N], contiguous, dtype of `x`.
         expert_ids: [S] int64, 0 to E - 1. Read on the device only.
         num: E, at least 1.
+        whole_outputs: outputs of the layer of which `weight` is a part, whose order of summation it keeps; 0 = N.
 
     Returns:
         [S, N], dtype of `x`. Row s depends on row s of `x` and on its expert's weights and bias only, to the last bit.
@@ -51,4 +54,4 @@ def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, exper
     checks.check_column("expert_ids", expert_ids, x.shape[0], torch.int64, x.device)
     checks.check_ids("expert_ids", expert_ids, num)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias, expert_ids, num)
+    return implementation(x, weight, bias, expert_ids, num, whole_outputs)

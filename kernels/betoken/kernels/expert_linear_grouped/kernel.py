@@ -14,11 +14,13 @@ from betoken.kernels.linear_grouped.tiles import Tiles, sum_grouped_range
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, add_ranges, choose_row_tile
 
 
-def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int) -> Tensor:
+def expert_linear_grouped(
+    x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int, whole_outputs: int
+) -> Tensor:
     """`betoken.kernels.expert_linear_grouped.expert_linear_grouped` for validated tensors."""
     num_slots, num_inputs = x.shape
     num_outputs = weight.shape[0] // num
-    tiles = Tiles.of(weight, num_outputs, x.dtype)
+    tiles = Tiles.of(weight, whole_outputs or num_outputs, x.dtype)
     block_rows, num_stages = choose_row_tile(triton.cdiv(num_slots, num))  # visitors of an expert, on average
     out = torch.empty(num_slots, num_outputs, dtype=x.dtype, device=x.device)
     sums = tiles.order.new_sums(out)

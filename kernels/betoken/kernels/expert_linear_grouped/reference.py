@@ -5,7 +5,9 @@ from torch import Tensor
 from betoken.kernels.linear_grouped import Grouped, reference
 
 
-def expert_linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int) -> Tensor:
+def expert_linear_grouped(
+    x: Tensor, weight: Grouped, bias: Tensor | None, expert_ids: Tensor, num: int, whole_outputs: int = 0
+) -> Tensor:
     """The rules of `betoken.kernels.expert_linear_grouped`, any device: one linear layer after the other."""
     num_outputs = weight.shape[0] // num
     out = x.new_empty(x.shape[0], num_outputs)

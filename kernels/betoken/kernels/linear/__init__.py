@@ -19,7 +19,9 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
 }
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keeps_sums: bool = False) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, keeps_sums: bool = False, whole_outputs: int = 0
+) -> Tensor:
     """y = x W^T + b with float32 products and sums, rounded once at the end or not at all.
 
     Args:
@@ -27,6 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keeps_sums: bo
         weight: [N, K], contiguous, dtype of `x`.
         bias: [N], contiguous, dtype of `x`.
         keeps_sums: the result is float32, whatever `x` is.
+        whole_outputs: outputs of the layer of which `weight` is a part, whose order of summation it keeps; 0 = N.
 
     Returns:
         [R, N], dtype of `x` or float32. Row r depends on row r of `x`, `weight` and `bias` only, to the last bit.
@@ -40,4 +43,4 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, keeps_sums: bo
     if bias is not None:
         checks.check_column("bias", bias, weight.shape[0], x.dtype, x.device)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(x, weight, bias, keeps_sums)
+    return implementation(x, weight, bias, keeps_sums, whole_outputs)

@@ -9,11 +9,11 @@ from triton.runtime.interpreter import InterpretedFunction
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, SumOrder, add_ranges, choose_row_tile, sum_range
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool, whole_outputs: int) -> Tensor:
     """`betoken.kernels.linear.linear` for validated tensors."""
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
-    order = SumOrder.of(num_outputs, num_inputs, x.dtype)
+    order = SumOrder.of(whole_outputs or num_outputs, num_inputs, x.dtype)
     block_rows, num_stages = choose_row_tile(num_rows)
     dtype = torch.float32 if keeps_sums else x.dtype
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)

@@ -7,7 +7,7 @@ from torch.nn import functional
 _BLOCK_ROWS = 16
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, keeps_sums: bool = False, whole_outputs: int = 0) -> Tensor:
     """The rules of `betoken.kernels.linear.linear`, any device: every product has exactly 16 rows."""
     padded = functional.pad(x.float(), (0, 0, 0, -len(x) % _BLOCK_ROWS))
     weight32 = weight.float()

@@ -20,7 +20,9 @@ IMPLEMENTATIONS: dict[dispatch.PathName, Callable[..., Tensor]] = {
 }
 
 
-def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, keeps_sums: bool = False) -> Tensor:
+def linear_grouped(
+    x: Tensor, weight: Grouped, bias: Tensor | None = None, *, keeps_sums: bool = False, whole_outputs: int = 0
+) -> Tensor:
     """y = x W^T + b with float32 products and sums, rounded once at the end.
 
     The CPU kernel takes packed weights and is an operator of `betoken.kernels.cpu`.
@@ -30,6 +32,7 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, ke
         weight: [N, K].
         bias: [N], contiguous, dtype of `x`.
         keeps_sums: leave the float32 sums as they are.
+        whole_outputs: outputs of the layer of which `weight` is a part, whose order of summation it keeps; 0 = N.
 
     Returns:
         [R, N], dtype of `x`, or float32 with `keeps_sums`. Row r depends on row r of `x`, `weight` and `bias` only, to
@@ -47,4 +50,4 @@ def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None = None, *, ke
     if bias is not None:
         checks.check_column("bias", bias, num_outputs, x.dtype, x.device)
     _, implementation = dispatch.select(x.device, IMPLEMENTATIONS)
-    return implementation(*in_order(x, weight), bias, torch.float32 if keeps_sums else x.dtype)
+    return implementation(*in_order(x, weight), bias, torch.float32 if keeps_sums else x.dtype, whole_outputs)

@@ -10,11 +10,11 @@ from betoken.kernels.linear_grouped.weight import Grouped
 from betoken.kernels.product_tiles import BLOCK_OUTPUTS, add_ranges, choose_row_tile
 
 
-def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def linear_grouped(x: Tensor, weight: Grouped, bias: Tensor | None, dtype: torch.dtype, whole_outputs: int) -> Tensor:
     """`betoken.kernels.linear_grouped.linear_grouped` for validated tensors."""
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
-    tiles = Tiles.of(weight, num_outputs, x.dtype)
+    tiles = Tiles.of(weight, whole_outputs or num_outputs, x.dtype)
     block_rows, num_stages = choose_row_tile(num_rows)
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
     sums = tiles.order.new_sums(out)

@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, weight: Grouped, num_outputs: int, dtype: torch.dtype) -> "Tiles":
-        """For rows of a dtype; `num_outputs` counts one product's outputs."""
+        """For rows of a dtype; `num_outputs` counts those of one product, or of the layer of which it is a part."""
         is_inexact = weight.kind in INEXACT
         has_table = weight.kind in TABLES and weight.kind != _COMPUTED
         order = SumOrder.of(num_outputs, weight.num_inputs, dtype, weight.group)
