@@ -19,6 +19,7 @@ from betoken.engine.errors import ModelRefusedError, RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.fingerprint import hash_sources
+from betoken.engine.weights.memory import large_buffers_returned
 from betoken.kernels.build import give_up
 from betoken.rpc.constraints import Grammars
 from betoken.rpc.early_end import at_end
@@ -114,7 +115,8 @@ def _load(
     names = settings.attached_drafters
     drafters = _drafters(settings, runner, progress)
     try:
-        grammars.append(Grammars(runner.info.tokenizer_text()))
+        with large_buffers_returned():
+            grammars.append(Grammars(runner.info.tokenizer_text()))
     except FailedPreconditionError as error:
         logger.warning("requests with a constraint are refused: %s", error)
     progress("measuring step times", 0.95)

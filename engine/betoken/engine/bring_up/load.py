@@ -33,6 +33,7 @@ from betoken.engine.ranks.loading import load_part
 from betoken.engine.runner import ModelRunner
 from betoken.engine.weights.activations import select_activations
 from betoken.engine.weights.checkpoint import Progress
+from betoken.engine.weights.memory import large_buffers_returned
 from betoken.kernels import dispatch, native
 from betoken.kernels.code_folder import user_cache_dir
 
@@ -48,7 +49,11 @@ def load_runner(config: EngineConfig, progress: Progress | None = None) -> Model
     Raises:
         ModelRefusedError: the model cannot be served exactly, with the reason.
     """
-    report = progress or _unheard
+    with large_buffers_returned():
+        return _load(config, progress or _unheard)
+
+
+def _load(config: EngineConfig, report: Progress) -> ModelRunner:
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
         return runner_of(config, *load_part(config, report, find_packed(config)), report)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from betoken.engine.bring_up.kept import KeptResult, machine_key
-from betoken.engine.bring_up.self_check import digest_of_logits, forward_together
+from betoken.engine.bring_up.self_check import digest_of_logits, each_together
 from betoken.engine.config import EngineConfig
 from betoken.engine.cpu.kept_code import KeptCode
 from betoken.engine.errors import EngineError
@@ -95,6 +95,6 @@ def _way(runner: ModelRunner) -> str:
 
 def _digest(runner: ModelRunner, sequences: list[list[int]]) -> str:
     digest = hashlib.sha256()
-    for logits in forward_together(runner, sequences):
+    for logits in each_together(runner, sequences):
         digest.update(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()

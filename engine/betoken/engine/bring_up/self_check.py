@@ -5,7 +5,7 @@ It knows the runner's public interface and nothing of how the runner computes.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 _LENGTHS = (19, 1, 15)
 """More than 32 rows together: if each row has one number (a gate), torch's vectors take 32 of them, scalar code what
 is left. Four pages of 16 slots hold them."""
+_DIGEST_ROWS = 12
+"""Rows of a forward whose logits are in memory at a time."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 """Mean difference of a logit, as a part of the mean size of a logit."""
 _HELD = 0.6
@@ -37,8 +39,10 @@ def digest_of_logits(runner: ModelRunner) -> str:
     beyond all versions, as with a math library that takes other code on another processor."""
     length = min(sum(_LENGTHS), runner.info.max_context)
     ids = _sample_ids(0, length, runner.info.vocab_size)
-    logits = forward_in_chunks(runner, ids, runner.max_num_batched_tokens)
-    return hashlib.sha256(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
+    digest = hashlib.sha256()
+    for logits in chunks(runner, ids, min(runner.max_num_batched_tokens, _DIGEST_ROWS)):
+        digest.update(logits.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def sample_sequences(vocab_size: int, max_context: int, max_rows: int) -> list[list[int]]:
@@ -73,7 +77,7 @@ def check_against_eager(
     is_mixture: bool,
     rounding: Sequence[float] = (),
 ) -> None:
-    """Run the sequences in one forward and compare; `is_mixture`: the model sends tokens to experts.
+    """Run the sequences together and compare each; `is_mixture`: the model sends tokens to experts.
 
     Args:
         rounding: mean distance of each sequence's logits that rounded activations explain: one code that is rounded
@@ -83,14 +87,15 @@ def check_against_eager(
         ModelRefusedError: a logit differs by more than its type's rounding explains.
     """
     tolerance = _TOLERANCES[getattr(torch, runner.info.dtype)]  # a model may widen its logits, which rounds no less
-    logits, more = forward_together(runner, sequences), rounding or [0.0] * len(sequences)
+    pairs = zip(each_together(runner, sequences), expected, strict=True)
+    compared = [(_row_distances(ours, theirs), _row_sizes(theirs)) for ours, theirs in pairs]
+    more = rounding or [0.0] * len(sequences)
     may_stray = is_mixture and tolerance > _TOLERANCES[torch.float32]
-    groups: Iterable[tuple[Tensor, Tensor, float]] = zip(logits, expected, more, strict=True)
     if may_stray:
-        groups = [(torch.cat(logits), torch.cat(expected), max(more))]
-    for ours, theirs, explained in groups:
-        limit = tolerance * theirs.float().abs().mean().item() + 1e-6 + explained
-        rows = (ours.float() - theirs.float()).abs().mean(dim=-1)
+        compared = [(torch.cat([rows for rows, _ in compared]), torch.cat([sizes for _, sizes in compared]))]
+        more = [max(more)]
+    for (rows, sizes), explained in zip(compared, more, strict=True):
+        limit = tolerance * sizes.mean().item() + 1e-6 + explained
         difference = (rows.quantile(_HELD) if may_stray else rows.mean()).item()
         if not difference <= limit:
             raise ModelRefusedError(
@@ -101,16 +106,28 @@ def check_against_eager(
 
 def distances(runner: ModelRunner, sequences: list[list[int]], expected: list[Tensor]) -> list[float]:
     """Mean distance of each sequence's logits from the expected ones."""
-    logits = forward_together(runner, sequences)
-    return [(ours.float() - theirs.float()).abs().mean().item() for ours, theirs in zip(logits, expected, strict=True)]
+    pairs = zip(each_together(runner, sequences), expected, strict=True)
+    return [_row_distances(ours, theirs).mean().item() for ours, theirs in pairs]
+
+
+def _row_distances(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Mean distance of the logits of each row [n], one row after the other, which takes little memory."""
+    pairs = zip(ours, theirs, strict=True)
+    return torch.stack([(one.float() - other.float()).abs().mean() for one, other in pairs])
+
+
+def _row_sizes(logits: Tensor) -> Tensor:
+    """Mean size of the logits of each row [n]."""
+    return torch.stack([row.float().abs().mean() for row in logits])
 
 
 def find_row_dependence(runner: ModelRunner, sequences: list[list[int]]) -> str | None:
     """A sentence about the first row whose bits, features included, depend on the rest of the forward, or None."""
-    together = forward_together(runner, sequences, _all_bits)
+    together = each_together(runner, sequences, _all_bits)
     for index, (ids, whole) in enumerate(zip(sequences, together, strict=True)):
         for chunk_rows in (1, 3, 6):
-            if not torch.equal(whole, forward_in_chunks(runner, ids, chunk_rows, _all_bits)):
+            parts = zip(torch.split(whole, chunk_rows), chunks(runner, ids, chunk_rows, _all_bits), strict=True)
+            if not all([torch.equal(ours, theirs) for ours, theirs in parts]):
                 return f"logits of sequence {index} change between chunks of {chunk_rows} and a batch of three"
         if not torch.equal(whole[-1:], forward_last(runner, ids, _all_bits)):
             return f"the last logits of sequence {index} change when the rows before it yield none"
@@ -179,15 +196,34 @@ def forward_together(runner: ModelRunner, sequences: list[list[int]], read: Read
             runner.page_table.release(page_ids)
 
 
+def each_together(runner: ModelRunner, sequences: list[list[int]], read: ReadOutput = logits_of) -> Iterator[Tensor]:
+    """Logits [n, V] of each sequence, or what else is to be read, of a forward of all of them. It comes last there and
+    the others yield none, so that the logits of one sequence are in memory at a time."""
+    for index in range(len(sequences)):
+        order = [*sequences[:index], *sequences[index + 1 :], sequences[index]]
+        pages = [runner.page_table.allocate(ids)[0] for ids in order]
+        try:
+            segments = [Segment(page_ids, 0, ids, 0) for page_ids, ids in zip(pages, order, strict=True)]
+            segments[-1] = Segment(pages[-1], 0, order[-1], len(order[-1]))
+            output = read(runner.forward(segments))
+        finally:
+            for page_ids in pages:
+                runner.page_table.release(page_ids)
+        yield output
+
+
 def forward_in_chunks(runner: ModelRunner, ids: list[int], chunk_rows: int, read: ReadOutput = logits_of) -> Tensor:
     """Logits [n, V] of one sequence, or what else is to be read, alone, `chunk_rows` tokens a forward."""
+    return torch.cat(list(chunks(runner, ids, chunk_rows, read)))
+
+
+def chunks(runner: ModelRunner, ids: list[int], chunk_rows: int, read: ReadOutput = logits_of) -> Iterator[Tensor]:
+    """The parts of `forward_in_chunks`."""
     page_ids, _ = runner.page_table.allocate(ids)
     try:
-        parts = []
         for start in range(0, len(ids), chunk_rows):
             chunk = ids[start : start + chunk_rows]
-            parts.append(read(runner.forward([Segment(page_ids, start, chunk, len(chunk))])))
-        return torch.cat(parts)
+            yield read(runner.forward([Segment(page_ids, start, chunk, len(chunk))]))
     finally:
         runner.page_table.release(page_ids)
 
