@@ -21,6 +21,7 @@ from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks import joining
 from betoken.engine.ranks.commands import Command, pack
 from betoken.engine.ranks.loading import load_part
+from betoken.engine.ranks.memory import RankMemory
 from betoken.engine.runner import ModelRunner
 from betoken.engine.tree import KeptPath
 from tests.engine import quantized_files as files
@@ -35,12 +36,14 @@ SEQUENCES = [list(range(1, 24)), [7], list(range(50, 59))]
 
 
 @contextmanager
-def joined(size: int, num_stages: int = 1, device: str = "cpu") -> Iterator[list[RankGroup]]:
-    """The groups of `size` ranks in `num_stages` stages; an exchange without its counterpart fails in the end."""
+def joined(size: int, num_stages: int = 1, device: str = "cpu", *, is_shared: bool = True) -> Iterator[list[RankGroup]]:
+    """The groups of `size` ranks in `num_stages` stages; an exchange without its counterpart fails in the end.
+    `is_shared`: they gather in shared memory, as on one machine."""
     store, groups = distributed.HashStore(), {}
+    memory = RankMemory.create(size) if is_shared else None
 
     def join_rank(rank: int) -> None:
-        groups[rank] = joining.join(rank, size, store, torch.device(device), num_stages=num_stages)
+        groups[rank] = joining.join(rank, size, store, torch.device(device), memory, num_stages=num_stages)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joining, "_UNLIMITED", timedelta(seconds=TIMEOUT_S))

@@ -76,9 +76,9 @@ def test_a_rank_that_is_killed_is_reported_unless_its_worker_ends() -> None:
 
 def test_a_hang_is_reported_with_the_slowest_rank() -> None:
     processes, _, _ = started("import sys; sys.stdin.read()")
-    processes.counts[:] = [6, 4]
+    processes.memory.counts[:] = [6, 4]
     assert processes.slowest() == "; rank 1 is the slowest: it has begun 2 exchanges, rank 0 3"
-    processes.counts[:] = [5, 5]
+    processes.memory.counts[:] = [5, 5]
     assert processes.slowest().startswith("; rank 1 is the slowest")
     processes.close()
 

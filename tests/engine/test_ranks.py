@@ -156,10 +156,11 @@ def test_shared_parts_of_a_model_run_on_all_ranks(tmp_path: Path) -> None:
         assert torch.equal(shared.parts.embed(ids), alone.embed(ids))
 
 
-def test_columns_are_gathered_in_order_if_the_last_rank_has_fewer() -> None:
-    whole = torch.arange(3 * 7, dtype=torch.bfloat16).view(1, 3, 7)
+@pytest.mark.parametrize(("num_rows", "is_shared"), [(3, True), (3, False), (400_000, True)])
+def test_columns_are_gathered_in_order_if_the_last_rank_has_fewer(num_rows: int, is_shared: bool) -> None:
+    whole = torch.arange(num_rows * 7).remainder(251).to(torch.bfloat16).view(1, num_rows, 7)  # the last takes gloo
     found: dict[int, Tensor] = {}
-    with joined(3) as groups:
+    with joined(3, is_shared=is_shared) as groups:
 
         def gather(rank: int) -> None:
             columns = columns_of(groups[rank], 7)

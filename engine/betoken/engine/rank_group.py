@@ -62,6 +62,8 @@ class RankGroup:
         self._link, self._tensors = link, link if tensors is None else tensors
         self._counts = np.zeros(size, np.int64) if counts is None else counts
         self._explain = explain
+        self._gather: Callable[[Tensor, Tensor], None] | None = None
+        self._gather_bytes = 0
         self._lost: RankLostError | None = None
         self.on_lost: Callable[[RankLostError], None] = lambda error: None
         """Called when the group is given up."""
@@ -85,9 +87,17 @@ class RankGroup:
     def stack(self, x: Tensor) -> Tensor:
         """Return the tensors of all ranks, which have one shape: [size, ...]."""
         found = x.new_empty((self.size, *x.shape))
-        source = x.contiguous().view(-1).view(torch.uint8)
-        self._exchange(lambda: self._tensors._allgather_base(found.view(-1).view(torch.uint8), source))
+        source, out = x.contiguous().view(-1).view(torch.uint8), found.view(-1).view(torch.uint8)
+        gather = self._gather
+        if gather is not None and len(source) <= self._gather_bytes:
+            self._exchange(lambda: gather(source, out))
+        else:
+            self._exchange(lambda: self._tensors._allgather_base(out, source).wait())
         return found
+
+    def gather_with(self, gather: Callable[[Tensor, Tensor], None], most_bytes: int) -> None:
+        """Let `stack` use another gather (bytes [n], out [size * n]) than the backend's for at most so many bytes."""
+        self._gather, self._gather_bytes = gather, most_bytes
 
     def broadcast(self, x: Tensor) -> None:
         """Fill a contiguous `x` with rank 0's."""
@@ -107,11 +117,11 @@ class RankGroup:
         previous = self.rank + self.columns.size
         if self.state_type is None:
             number = torch.empty(1, dtype=torch.int64)
-            self._exchange(lambda: self._link.recv([number], previous, 0))
+            self._exchange(lambda: self._link.recv([number], previous, 0).wait())
             self.state_type = _STATE_TYPES[int(number)]
             self._counts[self.rank] -= 2
         found = torch.empty(tuple(shape), dtype=self.state_type, device=device)
-        self._exchange(lambda: self._tensors.recv([found.view(-1).view(torch.uint8)], previous, 0))
+        self._exchange(lambda: self._tensors.recv([found.view(-1).view(torch.uint8)], previous, 0).wait())
         return found
 
     def send(self, numbers: NDArray[np.int32]) -> None:
@@ -181,21 +191,21 @@ class RankGroup:
     def _values(self, value: int) -> list[int]:
         found = torch.empty(self.size, dtype=torch.int64)
         own = torch.tensor([value], dtype=torch.int64)
-        self._exchange(lambda: self._link._allgather_base(found, own))
+        self._exchange(lambda: self._link._allgather_base(found, own).wait())
         values: list[int] = found.tolist()
         return values
 
     def _broadcast(self, backend: Any, x: Tensor) -> None:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._exchange(lambda: backend.broadcast([x], options))
+        self._exchange(lambda: backend.broadcast([x], options).wait())
 
-    def _exchange(self, start: Callable[[], Any]) -> None:
+    def _exchange(self, run: Callable[[], Any]) -> None:
         if self._lost is not None:
             raise self._lost
         self._counts[self.rank] += 1  # odd within an exchange
         try:
-            start().wait()
+            run()
         except RuntimeError as error:
             raise self.fail(RankLostError(self._explain(error))) from error
         self._counts[self.rank] += 1

@@ -21,8 +21,9 @@ from betoken.engine.errors import RankLostError
 from betoken.engine.model_thread import ModelThread
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks.joining import join, place_in_environment, store_in_environment
+from betoken.engine.ranks.memory import RankMemory
 from betoken.engine.ranks.parent import end_with_parent
-from betoken.engine.ranks.processes import RankProcesses, counts_in_environment
+from betoken.engine.ranks.processes import RankProcesses
 
 _COMMAND = (sys.executable, "-m", "betoken.engine.bring_up.ranks")
 
@@ -59,7 +60,7 @@ def start_ranks(
         explain_hang = thread.explain_hang
         thread.explain_hang = lambda: explain_hang() + processes.slowest()
     device = torch.device(config.device)
-    group = join(0, size, processes.store, device, processes.counts, processes.explain, processes.lost, num_stages)
+    group = join(0, size, processes.store, device, processes.memory, processes.explain, processes.lost, num_stages)
     group.on_lost = on_lost
     finalize(group, processes.close)  # of a model that is loaded again
     return replace(config, ranks=group, feature_layers=wanted and partial(_send_layers, group, wanted))
@@ -87,8 +88,8 @@ def main() -> None:
     try:
         rank, size = place_in_environment()
         own = replace(config, device=devices[rank])
-        store, counts = store_in_environment(), counts_in_environment(size)
-        group = join(rank, size, store, torch.device(own.device), counts, num_stages=num_stages)
+        store, memory = store_in_environment(), RankMemory.in_environment(size)
+        group = join(rank, size, store, torch.device(own.device), memory, num_stages=num_stages)
         feature_layers = partial(_receive_layers, group) if has_features else None
         follow(replace(own, ranks=group, feature_layers=feature_layers))
     except Exception as error:

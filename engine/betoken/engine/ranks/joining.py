@@ -1,4 +1,5 @@
 """Joins the ranks of a model by torch.distributed: gloo for messages, and for activations gloo on CPUs, NCCL on GPUs.
+CPU ranks of one machine gather activations in memory that they share.
 
 The store and the place of a rank come from the environment that `torchrun` sets: RANK, WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT.
@@ -12,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import distributed
+from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from betoken.engine.errors import RankLostError
 from betoken.engine.rank_group import RankGroup
+from betoken.engine.ranks.memory import RankMemory
+from betoken.kernels import shared_gather
 
 _UNLIMITED = timedelta(days=365)
 """A rank waits for the next step of an idle worker; a rank that ends is noticed by its closed connection."""
@@ -49,7 +51,7 @@ def join(
     size: int,
     store: Store,
     device: torch.device,
-    counts: NDArray[np.int64] | None = None,
+    memory: RankMemory | None = None,
     explain: Callable[[Exception], str] | None = None,
     lost: Callable[[], RankLostError | None] = lambda: None,
     num_stages: int = 1,
@@ -58,7 +60,8 @@ def join(
     """Wait for all ranks and return the group.
 
     Args:
-        counts, explain: see `RankGroup`.
+        memory: of ranks on this machine; None = they share none.
+        explain: see `RankGroup`.
         lost: returns the error of a rank that has ended.
         num_stages: pipeline stages, of equal numbers of ranks.
         address: of this machine, at which other ranks reach this one.
@@ -70,18 +73,42 @@ def join(
     link = _gloo(rank, size, PrefixStore("link", store), address)
     more: dict[str, Any] = {} if explain is None else {"explain": explain}
     tensors = _tensors(rank, size, PrefixStore("tensors", store), device)
+    counts = np.zeros(size, np.int64) if memory is None else memory.counts
     if num_stages == 1:
-        return RankGroup(rank, size, link, tensors, counts, **more)
+        group = RankGroup(rank, size, link, tensors, counts, **more)
+        _share_gathers(group, memory, 0, device, lost)
+        return group
     width = size // num_stages
     stage, column = divmod(rank, width)
-    shared = np.zeros(size, np.int64) if counts is None else counts
     own, own_tensors = None, None
     if width > 1:
         place = column, width
         own = _gloo(*place, PrefixStore(f"columns/{stage}", store), address)
         own_tensors = _tensors(*place, PrefixStore(f"columns/{stage}/tensors", store), device)
-    columns = RankGroup(column, width, own, own_tensors, shared[stage * width : (stage + 1) * width], **more)
-    return RankGroup(rank, size, link, tensors, shared, columns=columns, **more)
+    columns = RankGroup(column, width, own, own_tensors, counts[stage * width : (stage + 1) * width], **more)
+    _share_gathers(columns, memory, stage * width, device, lost)
+    return RankGroup(rank, size, link, tensors, counts, columns=columns, **more)
+
+
+def _share_gathers(
+    group: RankGroup,
+    memory: RankMemory | None,
+    first: int,
+    device: torch.device,
+    lost: Callable[[], RankLostError | None],
+) -> None:
+    """Let CPU ranks of one machine gather in shared memory, if all can. `first`: number of the group's first rank."""
+    if memory is None or device.type != "cpu" or group.size == 1 or not group.least(shared_gather.is_available()):
+        return
+    shared = memory.gather(first, group.rank, group.size)
+
+    def gather(source: Tensor, out: Tensor) -> None:
+        shared.begin()
+        while not shared.try_gather(source, out):
+            if (error := lost()) is not None:
+                raise RuntimeError(str(error))
+
+    group.gather_with(gather, shared_gather.SLOT_BYTES)
 
 
 def _wait_for_all(rank: int, size: int, store: Store, lost: Callable[[], RankLostError | None]) -> None:

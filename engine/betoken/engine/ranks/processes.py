@@ -4,26 +4,22 @@ A rank that ends is reported with its cause. It knows commands and exit statuses
 """
 
 import logging
-import mmap
 import os
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-import numpy as np
-from numpy.typing import NDArray
 from torch._C._distributed_c10d import Store, TCPStore
 
 from betoken.engine.errors import RankLostError
+from betoken.engine.ranks.memory import FILE_VARIABLE, RankMemory
 
 _LOG = logging.getLogger(__name__)
 
-_COUNTS_VARIABLE = "BETOKEN_RANK_COUNTS_FD"
 _CAUSE_WAIT_S = 3.0
 """How long a failed exchange waits for the end of the rank that caused it."""
 _STORE_TIMEOUT = timedelta(seconds=300)
@@ -42,10 +38,7 @@ class RankProcesses:
             on_lost: called on another thread when a process ends before `close`.
         """
         self._size, self._command, self._given, self._on_lost = size, command, given, on_lost
-        self._file = tempfile.TemporaryFile()
-        self._file.truncate(8 * size)
-        self.counts = _map_counts(self._file.fileno(), size)
-        """Exchanges of each rank: see `RankGroup`."""
+        self.memory = RankMemory.create(size)
         self.store, self._port = _make_store()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
@@ -76,7 +69,7 @@ class RankProcesses:
         """The rank that has made the fewest exchanges, in words; empty after `close`."""
         if self._is_closed:
             return ""
-        counts = self.counts.tolist()
+        counts = self.memory.counts.tolist()
         rank = max(range(self._size), key=lambda each: (-counts[each], each))
         return (
             f"; rank {rank} is the slowest: it has begun {-(-counts[rank] // 2)} exchanges, rank 0 {-(-counts[0] // 2)}"
@@ -101,12 +94,12 @@ class RankProcesses:
             "WORLD_SIZE": str(self._size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port),
-            _COUNTS_VARIABLE: str(self._file.fileno()),
+            FILE_VARIABLE: str(self.memory.file.fileno()),
         }
         process = subprocess.Popen(
             self._command,
             env=environment,
-            pass_fds=[self._file.fileno()],
+            pass_fds=[self.memory.file.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -128,16 +121,6 @@ class RankProcesses:
             self._has_lost.set()
             _LOG.critical("%s: the worker cannot go on", error)
             self._on_lost(error)
-
-
-def counts_in_environment(size: int) -> NDArray[np.int64]:
-    """The counts of exchanges that rank 0 shares with a process it started; private ones in other processes."""
-    number = os.environ.get(_COUNTS_VARIABLE)
-    return np.zeros(size, np.int64) if number is None else _map_counts(int(number), size)
-
-
-def _map_counts(number: int, size: int) -> NDArray[np.int64]:
-    return np.frombuffer(mmap.mmap(number, 8 * size), np.int64)
 
 
 def _make_store() -> tuple[Store, int]:

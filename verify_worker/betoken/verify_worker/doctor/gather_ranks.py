@@ -16,8 +16,9 @@ import torch
 from betoken.engine.errors import RankLostError
 from betoken.engine.rank_group import RankGroup
 from betoken.engine.ranks.joining import join, place_in_environment, store_in_environment
+from betoken.engine.ranks.memory import RankMemory
 from betoken.engine.ranks.parent import end_with_parent
-from betoken.engine.ranks.processes import RankProcesses, counts_in_environment
+from betoken.engine.ranks.processes import RankProcesses
 from betoken.verify_worker.doctor.gather import GATHER_BYTES, STATE_TOKENS
 
 _NUM_WARM, _NUM_TIMED = 3, 15
@@ -89,7 +90,7 @@ def _lead(device: str, size: int, num_stages: int, width: int) -> dict[str, floa
     processes = RankProcesses(size, command, b"", lambda error: None)
     try:
         own = device_of_rank(device, 0)
-        group = join(0, size, processes.store, own, processes.counts, processes.explain, processes.lost, num_stages)
+        group = join(0, size, processes.store, own, processes.memory, processes.explain, processes.lost, num_stages)
         found = _measure(group, own, width)
         group.send(np.zeros(0, np.int32))  # the end
         return found
@@ -105,7 +106,7 @@ def _follow(device: str, parent: int, num_stages: int, width: int) -> None:
         return
     rank, size = place_in_environment()
     own = device_of_rank(device, rank)
-    group = join(rank, size, store_in_environment(), own, counts_in_environment(size), num_stages=num_stages)
+    group = join(rank, size, store_in_environment(), own, RankMemory.in_environment(size), num_stages=num_stages)
     _measure(group, own, width)
     group.receive()
 
