@@ -20,6 +20,7 @@ from betoken.bench.speculation_totals import (
     draft_forwards_per_round,
     drafting_ms,
     first_drafting_ms,
+    predicted_speedup,
     round_times,
 )
 
@@ -30,6 +31,7 @@ _COLUMNS = {
     "drafter": "",
     "tokens/s": "tokens_per_s",
     "x plain": "ratio_to_plain",
+    "predicted": "predicted",
     "block efficiency": "block_efficiency",
     "acceptance": "acceptance_rate",
     "draft forwards a round": "draft_forwards_per_round",
@@ -156,6 +158,7 @@ def _side(name: str, runs: Sequence[PromptRun]) -> dict[str, Any]:
     stats = [speculation for run in runs if (speculation := run.runs[name].speculation) is not None]
     if stats:
         side |= {
+            "predicted": predicted_speedup(stats),
             "block_efficiency": block_efficiency(stats),
             "acceptance_rate": acceptance_rate(stats),
             "draft_forwards_per_round": draft_forwards_per_round(stats),

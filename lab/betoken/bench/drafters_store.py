@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from betoken.bench.identity_check import IdentityCount
 from betoken.bench.record_file import RecordFile, check_manifest, replace_file
-from betoken.client import SpeculationStats
+from betoken.client import SpeculationPolicy, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +170,6 @@ def _side_run(record: Mapping[str, Any]) -> SideRun:
     if speculation is None:
         return SideRun(record["num_tokens"], record["seconds"])
     lists = {name: tuple(value) for name, value in speculation.items() if isinstance(value, list)}
-    return SideRun(record["num_tokens"], record["seconds"], SpeculationStats(**{**speculation, **lists}))
+    policy = speculation.get("policy")
+    changed = lists | {"policy": policy and SpeculationPolicy(**policy)}
+    return SideRun(record["num_tokens"], record["seconds"], SpeculationStats(**{**speculation, **changed}))

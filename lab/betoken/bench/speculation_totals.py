@@ -1,6 +1,7 @@
 """Results of speculation over many answers: ratios of sums over their statistics, rounded for reports."""
 
 from collections.abc import Sequence
+from statistics import mean
 
 from betoken.client import SpeculationStats
 
@@ -15,6 +16,12 @@ def acceptance_rate(stats: Sequence[SpeculationStats]) -> float:
     """Accepted over drafted tokens; of a tree every node counts as drafted."""
     num_drafted = sum(s.num_draft_tokens for s in stats)
     return round(sum(s.num_accepted_tokens for s in stats) / max(1, num_drafted), 3)
+
+
+def predicted_speedup(stats: Sequence[SpeculationStats]) -> float | None:
+    """Speed over the speed without speculation as the router's policy expected it, a mean; None if it never did."""
+    expected = [s.policy.expected_speedup for s in stats if s.policy is not None and s.policy.expected_speedup]
+    return round(mean(expected), 3) if expected else None
 
 
 def draft_forwards_per_round(stats: Sequence[SpeculationStats]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from betoken.bench.baseline import BASELINE_NAMES
 from betoken.bench.drafters_store import PromptRun, SideRun, Task
 from betoken.bench.identity_check import IdentityCount
-from betoken.client import SpeculationStats
+from betoken.client import SpeculationPolicy, SpeculationStats
 from betoken.v1 import generation_pb2 as pb
 
 NUM_TOKENS = 100
@@ -24,6 +24,9 @@ STATS = replace(
     draft_forward_s=0.058,
     first_draft_forward_s=0.010,
     draft_queue_s=0.075,
+    policy=SpeculationPolicy(
+        "model", False, False, False, True, 1.9, "on: expected 1.9 of decoding without speculation"
+    ),
 )
 
 

@@ -43,6 +43,7 @@ def test_rows_hold_medians_ratios_and_totals(tmp_path: Path) -> None:
         "side": "model",
         "tokens_per_s": 400.0,
         "ratio_to_plain": 2.0,
+        "predicted": 1.9,
         "block_efficiency": 4.0,
         "acceptance_rate": 0.75,
         "draft_forwards_per_round": 5.0,
@@ -120,9 +121,9 @@ def test_markdown_is_a_table_with_its_verdict(tmp_path: Path) -> None:
     text = markdown(group)
     lines = text.splitlines()
     assert lines[0] == "**file.jsonl, code** (20 prompts)"
-    assert lines[4] == "| none (plain decoding) | 100.0 | 1.00 |  |  |  |  |  |  |"
-    assert lines[5] == "| `model` | 200.0 | 2.00 | 4.00 | 0.75 | 5.00 | 2.00 | 10.0 | 3.00 |"
-    assert lines[8] == "| transformers generate | 50.0 | 0.50 |  |  |  |  |  |  |"
+    assert lines[4] == "| none (plain decoding) | 100.0 | 1.00 |  |  |  |  |  |  |  |"
+    assert lines[5] == "| `model` | 200.0 | 2.00 | 1.90 | 4.00 | 0.75 | 5.00 | 2.00 | 10.0 | 3.00 |"
+    assert lines[8] == "| transformers generate | 50.0 | 0.50 |  |  |  |  |  |  |  |"
     assert len({line.count("|") for line in lines[2:11]}) == 1
     assert lines[-1] == (
         "`fused` to the best single drafter, `model`: 0.900 [0.900, 0.900] over 20 pairs: not within 5 %"

@@ -19,8 +19,8 @@ from betoken.loadtest.endpoint import Endpoint, RequestFailedError
 LOAD = Load(Path("t.gguf"), Path("d.gguf"), 2, 16, 1, 128, is_chat=False)
 
 
-def constant(text: str, per_forward: float | None = None) -> Side:
-    return lambda prompt: Answer(f"{prompt} {text}", 4, per_forward)
+def constant(text: str, per_forward: float | None = None, predicted: float | None = None) -> Side:
+    return lambda prompt: Answer(f"{prompt} {text}", 4, per_forward, predicted)
 
 
 def measured(**sides: Side) -> Rivals:
@@ -31,14 +31,14 @@ def measured(**sides: Side) -> Rivals:
 
 
 def test_a_report_compares_speeds_with_both_engines_without_speculation() -> None:
-    sides = {PLAIN: constant("x", 1.0), "betoken ngram": constant("x", 2.5), "llama.cpp none": constant("y")}
+    sides = {PLAIN: constant("x", 1.0), "betoken ngram": constant("x", 2.5, 1.8), "llama.cpp none": constant("y")}
     bench = Rivals(sides)
     bench.measure(["a"])
     bench.speeds = {PLAIN: [2.0], "betoken ngram": [4.0], "llama.cpp none": [1.0]}
     rows = bench.report()
     assert [row["side"] for row in rows] == ["betoken ngram", PLAIN, "llama.cpp none"]
     assert rows[0][f"by {PLAIN}"][0] == 2.0 and rows[0]["by llama.cpp none"][0] == 4.0
-    assert "| betoken ngram | 4.0 | 2.5 | 2.00 [2.00, 2.00] | 4.00 [4.00, 4.00] | 1 of 1 |" in markdown(rows)
+    assert "| betoken ngram | 4.0 | 2.5 | 2.00 [2.00, 2.00] | 4.00 [4.00, 4.00] | 1.8 | 1 of 1 |" in markdown(rows)
 
 
 def test_our_answer_that_differs_with_a_drafter_is_reported() -> None:
@@ -64,7 +64,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if body["prompt"] == "refused":
             self.send_error(400)
             return
-        choice = {"text": "ab", "betoken": {"speculation": {"block_efficiency": 1.5}}}
+        choice = {
+            "text": "ab",
+            "betoken": {"speculation": {"block_efficiency": 1.5, "policy": {"expected_speedup": 1.4}}},
+        }
         events = [{"choices": [choice]}, {"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}]
         data = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         self.send_response(200)
@@ -84,7 +87,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def test_an_answer_has_the_text_and_the_usage_of_its_stream(endpoint: Endpoint) -> None:
-    assert ask(endpoint, LOAD, "hi", {}) == Answer("ab", 16, 1.5)
+    assert ask(endpoint, LOAD, "hi", {}) == Answer("ab", 16, 1.5, 1.4)
     with pytest.raises(RequestFailedError, match="400"):
         ask(endpoint, LOAD, "refused", {})
 

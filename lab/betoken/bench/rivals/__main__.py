@@ -73,12 +73,15 @@ class Rivals:
         return [name for name in self.speeds if name.startswith("betoken ") and self.num_equal(name) < total]
 
     def report(self) -> list[dict[str, Any]]:
-        """Rows, the fastest first: median speed, and its ratio to llama.cpp's and to our own without speculation."""
+        """Rows, the fastest first: median speed, its ratio to llama.cpp's and to our own without speculation, and the
+        latter as the speculation policy predicted it."""
         rows = []
         for name, speeds in self.speeds.items():
             per_forward = [one.tokens_per_forward for one in self.answers[name] if one.tokens_per_forward is not None]
             row: dict[str, Any] = {"side": name, "tokens_per_s": round(median(speeds), 2)}
             row |= {"tokens_per_forward": round(median(per_forward), 2) if per_forward else None}
+            predicted = [one.predicted for one in self.answers[name] if one.predicted is not None]
+            row |= {"predicted": round(median(predicted), 2) if predicted else None}
             row |= {"equal": self.num_equal(name), "compared": len(self.answers[name])}
             for other in (PLAIN, "llama.cpp none"):
                 if base := self.speeds.get(other):
@@ -91,12 +94,13 @@ class Rivals:
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a table of Markdown."""
     ratios = [name for name in rows[0] if name.startswith("by ")]
-    head = ["side", "tokens/s", "tokens a forward", *(name.replace("by", "x") for name in ratios), "equal to its plain"]
+    head = ["side", "tokens/s", "tokens a forward", *(name.replace("by", "x") for name in ratios)]
+    head += ["predicted", "equal to its plain"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
         cells = [row["side"], f"{row['tokens_per_s']:.1f}", f"{row['tokens_per_forward'] or ''}"]
         cells += ["{:.2f} [{:.2f}, {:.2f}]".format(*row[name]) for name in ratios]
-        lines.append([*cells, f"{row['equal']} of {row['compared']}"])
+        lines.append([*cells, f"{row['predicted'] or ''}", f"{row['equal']} of {row['compared']}"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -56,6 +56,8 @@ class Answer:
     num_tokens: int
     tokens_per_forward: float | None = None
     """Output tokens per forward of the target; None = not reported."""
+    predicted: float | None = None
+    """Speed over the speed without speculation as the router's policy expected it; None = not reported."""
 
 
 Side = Callable[[str], Answer]
@@ -76,14 +78,15 @@ def ask(endpoint: Endpoint, load: Load, prompt: str, options: Mapping[str, Any])
     Raises:
         RequestFailedError: it failed, or reports no usage.
     """
-    text, num_tokens, per_forward = "", 0, None
+    text, num_tokens, per_forward, predicted = "", 0, None, None
     for _, event in endpoint.stream(*request(load, prompt, options)):
         for choice in event.get("choices", ()):
             text += choice.get("text") or choice.get("delta", {}).get("content") or ""
             statistics = (choice.get("betoken") or {}).get("speculation") or {}
             per_forward = statistics.get("block_efficiency", per_forward)
+            predicted = (statistics.get("policy") or {}).get("expected_speedup") or predicted
         num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    return Answer(text, num_tokens, per_forward)
+    return Answer(text, num_tokens, per_forward, predicted)
 
 
 @dataclass(frozen=True, slots=True)
