@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -72,34 +73,38 @@ def passes(source: str) -> bool:
     return done.returncode == 0
 
 
-def solve(name: str, side: Side, problems: Sequence[Problem], results: Path) -> list[dict[str, Any]]:
-    """Return a row for each problem, from the file of results or by asking the side."""
+def solve(
+    name: str, side: Side, problems: Sequence[Problem], results: Path, num_streams: int = 1
+) -> list[dict[str, Any]]:
+    """Return a row for each problem, from the file of results or by asking the side, `num_streams` at once."""
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     known = {row["task_id"]: row for row in rows if row["side"] == name}
-    for number, problem in enumerate(problems, start=1):
-        if problem["task_id"] in known:
-            continue
-        answer = side(INSTRUCTION + problem["prompt"])
-        row = {"side": name, "task_id": problem["task_id"], "passes": passes(program(problem, answer.text))}
-        row |= {"num_tokens": answer.num_tokens, "text": answer.text}
-        known[problem["task_id"]] = row
-        with results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{name}: {number} of {len(problems)}", file=sys.stderr)
+    missing = [problem for problem in problems if problem["task_id"] not in known]
+    with ThreadPoolExecutor(num_streams) as pool:
+        asked = {pool.submit(side, INSTRUCTION + problem["prompt"]): problem for problem in missing}
+        for future in as_completed(asked):
+            problem, answer = asked[future], future.result()
+            row = {"side": name, "task_id": problem["task_id"], "passes": passes(program(problem, answer.text))}
+            row |= {"num_tokens": answer.num_tokens, "text": answer.text}
+            known[problem["task_id"]] = row
+            with results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{name}: {len(known)} of {len(problems)}", file=sys.stderr)
     return [known[problem["task_id"]] for problem in problems]
 
 
 def measure(options: argparse.Namespace) -> int:
     """Ask both servers, one after the other, and print how many problems each solves."""
     problems = load_problems(options.prompts, options.limit)
-    load = Load(options.target, options.draft, options.threads, options.max_new_tokens, 1, 2048, is_chat=True)
+    streams = options.streams
+    load = Load(options.target, options.draft, options.threads, options.max_new_tokens, streams, 2048, is_chat=True)
     sides: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as stack:
         ours = OurConfig(options.threads, options.threads)
         side = stack.enter_context(our_sides(load, {"default": {}}, ours))["betoken default"]
-        sides["betoken"] = solve("betoken", side, problems, options.results)
+        sides["betoken"] = solve("betoken", side, problems, options.results, streams)
     with llama_side(load, options.llama_server, "none") as side:
-        sides["llama.cpp"] = solve("llama.cpp", side, problems, options.results)
+        sides["llama.cpp"] = solve("llama.cpp", side, problems, options.results, streams)
     counts = {name: sum(row["passes"] for row in rows) for name, rows in sides.items()}
     pairs = list(zip(*sides.values(), strict=True))
     num_equal = sum(one["text"] == other["text"] for one, other in pairs)
@@ -122,6 +127,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--results", type=Path, required=True, help="JSONL file of finished answers")
     add("--limit", type=positive, default=164, help="number of problems")
     add("--max-new-tokens", type=positive, default=512, help="tokens of an answer")
+    add("--streams", type=positive, default=1, help="problems at once")
     add("--threads", type=positive, default=num_cores(), help="CPU threads of each engine")
     return parser.parse_args(arguments)
 
