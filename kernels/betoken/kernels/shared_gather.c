@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { kCountStride = 8, kSpins = 2000 };  // counts in cache lines of their own; about 20 us
+enum { kCountStride = 8, kSpins = 2000 };  // a cache line per count; about 20 us
 
 static int64_t now_ns(void) {
   struct timespec now;
