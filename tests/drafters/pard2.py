@@ -17,7 +17,7 @@ from tests.drafters.rig import GREEDY, Rig
 from tests.engine.tiny import save_tiny
 
 LAYERS = [-1, 1, 0, -1]
-"""Entries of `output_hidden_states`, in an order of their own."""
+"""Entries of `output_hidden_states`, unordered and with one twice."""
 
 
 def add_projection(directory, layers, hidden_size, target_size, has_bias=True, **fields):

@@ -1,7 +1,7 @@
-"""A PARD-2 model that reads the target's hidden states: each position's embedding contains those of the one before.
+"""A PARD-2 model that reads the target's hidden states: each position's embedding includes those of the previous one.
 
-The states of positions that the target took over from its prefix cache are missing: their rows then have none, as those
-of some training texts, unless the draft model's own cache holds their KV. KV of such rows, and of later ones, is not
+The states of positions that the target took over from its prefix cache are missing: their rows then have none,
+unless the draft model's own cache holds their KV. KV of such rows, and of later ones, is not
 shared with other sequences. Masks repeat the last states. Knows no target, no links and no forwards of the target's.
 Source: PARD-2, arXiv:2605.08632.
 """

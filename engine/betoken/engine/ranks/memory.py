@@ -22,7 +22,7 @@ class RankMemory:
     """The memory of `size` ranks."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
-        """`file`: of `create`, in this process or the one that started it."""
+        """`file`: made by `create`, here or in the process that started this one."""
         self.file = file
         length = shared_gather.num_bytes(size)
         self._map = mmap.mmap(file.fileno(), length + 8 * size)
@@ -47,7 +47,8 @@ class RankMemory:
         return None if number is None else cls(os.fdopen(int(number), "r+b"), size)
 
     def gather(self, first: int, rank: int, size: int) -> shared_gather.SharedGather:
-        """Return place `rank` of the `size` ranks from `first` on.
+        """Return place `rank` of the `size` ranks from `first` on. It is valid as long as `counts` or a part of it
+        exists, which keeps the memory mapped.
 
         Raises:
             BuildError, OSError: the code cannot be compiled.

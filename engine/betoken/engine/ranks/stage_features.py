@@ -1,5 +1,5 @@
-"""Hidden states of layers over pipeline stages: each stage sends those of its layers and of earlier ones with its
-result, so that the last stage has all of them.
+"""Hidden states of layers over pipeline stages: each stage sends the states of its own and of earlier layers with
+its result, so that the last stage has all of them.
 """
 
 from functools import partial
@@ -64,7 +64,7 @@ class StageFeatures(Features):
         return torch.cat([x, *(held[layer] for layer in self._sent)]) if self._sent else x
 
     def unpack(self, received: Tensor) -> Tensor:
-        """What the previous stage sent [N, R, H] -> its result [1, R, H]."""
+        """Message of the previous stage [N, R, H] -> its result [1, R, H]."""
         x, *earlier = torch.split(received, 1) if self._earlier else (received,)
         self._held = dict(zip(self._earlier, earlier, strict=True))
         if self._own.start in self.layers:

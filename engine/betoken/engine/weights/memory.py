@@ -14,11 +14,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of the C library's `mallopt`."""
 _LARGE_BYTES = 128 << 10
 _USUAL_BYTES = 32 << 20
-"""What glibc's own threshold rises to once buffers of that size have been freed."""
+"""Upper limit of glibc's own threshold, which it reaches once buffers of that size have been freed."""
 
 
 def give_back() -> None:
-    """Do so if the C library supports it."""
+    """Return freed memory to the system if the C library supports it."""
     trim = _find("malloc_trim")
     if trim is not None:
         trim(0)

@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, weight: Grouped, num_outputs: int, dtype: torch.dtype) -> "Tiles":
-        """For rows of a dtype; `num_outputs` counts those of one product, or of the layer of which it is a part."""
+        """For rows of a dtype; `num_outputs`: of the product, or of the whole layer if the product is a part of it."""
         is_inexact = weight.kind in INEXACT
         has_table = weight.kind in TABLES and weight.kind != _COMPUTED
         order = SumOrder.of(num_outputs, weight.num_inputs, dtype, weight.group)

@@ -80,7 +80,8 @@ def solve(
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     known = {row["task_id"]: row for row in rows if row["side"] == name}
     missing = [problem for problem in problems if problem["task_id"] not in known]
-    with ThreadPoolExecutor(num_streams) as pool:
+    pool = ThreadPoolExecutor(num_streams)
+    try:
         asked = {pool.submit(side, INSTRUCTION + problem["prompt"]): problem for problem in missing}
         for future in as_completed(asked):
             problem, answer = asked[future], future.result()
@@ -90,6 +91,8 @@ def solve(
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{name}: {len(known)} of {len(problems)}", file=sys.stderr)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failed request the rest is not asked
     return [known[problem["task_id"]] for problem in problems]
 
 
